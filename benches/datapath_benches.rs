@@ -1,0 +1,2 @@
+//! What the crypto path costs.
+fn main() {}
