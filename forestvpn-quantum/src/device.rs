@@ -2,4 +2,4 @@
 
 /// Names a peer of one [`Device`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(u32);
+pub struct PeerId(pub(crate) u32);

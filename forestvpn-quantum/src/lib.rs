@@ -10,7 +10,10 @@ mod event;
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub mod io;
 mod key;
+mod limiter;
 pub mod offload;
+mod replay;
+mod route;
 mod secret;
 pub mod time;
 
