@@ -1,1 +1,7 @@
+//! `fv`: a WireGuard-protocol tunnel in one process.
+#![forbid(unsafe_code)]
+#![expect(dead_code, reason = "its callers come with the next commit")]
+
+mod uapi;
+
 fn main() {}
