@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![expect(dead_code, reason = "its callers come with the next commit")]
 
+mod namespace;
+mod netlink;
 mod uapi;
 
 fn main() {}
