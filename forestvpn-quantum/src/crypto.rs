@@ -175,3 +175,7 @@ impl AeadKey {
         Some(at)
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/crypto_vectors.rs"]
+mod tests;
