@@ -1,5 +1,349 @@
-//! Many peers behind one key.
+//! Many peers behind one key: cryptokey routing, sessions and timers, without a socket or a clock.
+//!
+//! The worker (or an embedder's own loop) hands packets in and takes datagrams out of an [`Outbox`]; a packet
+//! goes route -> seal outward, index -> open -> route inward. Everything else here is the cold door:
+//! `device/handshakes.rs`, `device/timeouts.rs` and `device/control.rs`.
 
-/// Names a peer of one [`Device`].
+mod control;
+mod handshakes;
+mod timeouts;
+
+use core::cmp::Reverse;
+use core::net::IpAddr;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use crate::event::{Discard, Event};
+use crate::index::Indices;
+use crate::ip;
+use crate::limiter::Limiter;
+use crate::offload::VnetHdr;
+use crate::peer::Local;
+use crate::peers::Peers;
+use crate::route::Routes;
+use crate::session::{self, datagram_len};
+use crate::time::{Entropy, Instant, Now};
+use crate::wire::{self, DATA_HEADER, DATA_OVERHEAD, DataHeader, Message};
+
+pub use control::ConfigError;
+use handshakes::Waiting;
+
+/// Names a peer of one [`Device`]; never reused for another peer while anyone could still hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(pub(crate) u32);
+pub struct PeerId(u32);
+
+impl PeerId {
+    pub(crate) const fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+    pub(crate) const fn raw(self) -> u32 {
+        self.0
+    }
+}
+
+/// Bounds of a device. `..Default::default()` works.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceConfig {
+    /// MTU of the TUN device in bytes: padding never exceeds it (C-OUT-2).
+    pub mtu: u16,
+    /// Bytes that packets waiting for a handshake may take, over all peers (C-STG-2).
+    pub staging_bytes: usize,
+    /// Handshake messages that may wait for their turn; an eighth of it means "under load" (C-LOAD-1).
+    pub handshake_queue: usize,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024 }
+    }
+}
+
+/// Events kept for an owner that does not poll; older ones are dropped.
+const MAX_EVENTS: usize = 1024;
+
+/// The multi-peer router.
+pub struct Device {
+    config: DeviceConfig,
+    up: bool,
+    local: Option<Local>,
+    peers: Peers,
+    indices: Indices,
+    routes: Routes,
+    /// The last route found, for bulk traffic; cleared when any route changes.
+    last_route: Option<(IpAddr, PeerId)>,
+    waiting: VecDeque<Waiting>,
+    loaded_until: Instant,
+    limiter: Limiter,
+    deadlines: BinaryHeap<Reverse<(Instant, PeerId)>>,
+    staged_bytes: usize,
+    events: VecDeque<Event>,
+    discards: [u64; Discard::COUNT],
+    entropy: Box<dyn Entropy + Send>,
+}
+
+impl core::fmt::Debug for Device {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Device").field("up", &self.up).field("peers", &self.peers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// An empty device: no key, no peers, down.
+    pub fn new(config: DeviceConfig, mut entropy: Box<dyn Entropy + Send>) -> Self {
+        let mut seed = [0; 16];
+        entropy.fill(&mut seed);
+        Self {
+            config,
+            up: false,
+            local: None,
+            peers: Peers::default(),
+            indices: Indices::default(),
+            routes: Routes::new(),
+            last_route: None,
+            waiting: VecDeque::new(),
+            loaded_until: Instant::ZERO,
+            limiter: Limiter::new(seed),
+            deadlines: BinaryHeap::new(),
+            staged_bytes: 0,
+            events: VecDeque::new(),
+            discards: [0; Discard::COUNT],
+            entropy,
+        }
+    }
+
+    /// The oldest event that was not polled yet.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// How many packets were not let through, by `Discard as usize`.
+    pub const fn discards(&self) -> &[u64; Discard::COUNT] {
+        &self.discards
+    }
+
+    /// Bytes of packets that wait for a handshake, over all peers.
+    pub const fn staged_bytes(&self) -> usize {
+        self.staged_bytes
+    }
+
+    fn discard(&mut self, why: Discard, count: usize) {
+        if let Some(n) = self.discards.get_mut(why as usize) {
+            *n = n.saturating_add(count as u64);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        if self.events.len() >= MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    fn route(&mut self, to: IpAddr) -> Option<PeerId> {
+        if let Some((ip, id)) = self.last_route
+            && ip == to
+        {
+            return Some(id);
+        }
+        let id = self.routes.lookup(to)?;
+        self.last_route = Some((to, id));
+        Some(id)
+    }
+
+    // -- outward --------------------------------------------------------------------------------------
+
+    /// One TUN read becomes datagrams in `out`; gives how many. A packet for a peer without a session waits,
+    /// and a handshake is begun (0 datagrams of data then, but an initiation may be in `out`).
+    ///
+    /// # Errors
+    /// Why the packet was not let through; it is counted already.
+    pub fn outbound(
+        &mut self,
+        now: Now,
+        frame: Frame<'_>,
+        out: &mut impl Outbox,
+    ) -> Result<usize, Discard> {
+        let sent = self.outward(now, &frame, out);
+        if let Err(why) = sent {
+            self.discard(why, 1);
+        }
+        sent
+    }
+
+    fn outward(&mut self, now: Now, frame: &Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
+        if frame.hdr.gso_type != VnetHdr::GSO_NONE || frame.hdr.flags & VnetHdr::NEEDS_CSUM != 0 {
+            return Err(Discard::BadOffload);
+        }
+        let packet = &*frame.bytes;
+        let to = ip::destination(packet).ok_or(Discard::NotIp)?;
+        let id = self.route(to).ok_or(Discard::NoRoute)?;
+        if !self.up {
+            return Err(Discard::Down);
+        }
+        let entry = self.peers.get_mut(id).ok_or(Discard::NoRoute)?;
+        let peer = &mut entry.peer;
+        //@ C-STG-4
+        let endpoint = peer.endpoint.ok_or(Discard::NoEndpoint)?;
+        if !peer.staging.is_empty() || peer.seal_key(now.mono).is_none() {
+            self.stage(id, packet);
+            return Ok(self.flush(id, now, out));
+        }
+        let Some((counter, key)) = peer.seal_key(now.mono).and_then(|k| Some((k.reserve(1, now.mono)?, k)))
+        else {
+            self.stage(id, packet);
+            return Ok(self.flush(id, now, out));
+        };
+        let len = datagram_len(packet.len(), self.config.mtu.into());
+        let ecn = ip::encapsulated(ip::ecn(packet));
+        let slot = out.reserve(endpoint, ecn, len, 1).ok_or(Discard::NoRoom)?;
+        session::lay(packet, slot);
+        key.seal(counter, slot);
+        out.commit(len);
+        let rekey = peer.sent(now.mono, len, true);
+        self.after_send(id, rekey, now, out);
+        Ok(1)
+    }
+
+    fn after_send(&mut self, id: PeerId, rekey: bool, now: Now, out: &mut impl Outbox) {
+        if rekey {
+            self.initiate(id, true, now, out);
+        }
+        self.schedule(id);
+    }
+
+    /// Lets a packet wait (C-STG-1, C-STG-2). An empty one stands for a keepalive.
+    fn stage(&mut self, id: PeerId, packet: &[u8]) {
+        let budget = self.config.staging_bytes.saturating_sub(self.staged_bytes);
+        let Some(entry) = self.peers.get_mut(id) else { return };
+        let staging = &mut entry.peer.staging;
+        let before = staging.bytes();
+        let dropped = staging.push(packet, budget);
+        self.staged_bytes = (self.staged_bytes + staging.bytes()).saturating_sub(before);
+        self.discard(Discard::StagingFull, dropped);
+    }
+
+    /// Sends what waits, in order; without a usable key asks for a handshake instead. Gives how many went.
+    fn flush(&mut self, id: PeerId, now: Now, out: &mut impl Outbox) -> usize {
+        //@ C-STG-3
+        let mtu = self.config.mtu.into();
+        let (mut sent, mut rekey, mut stuck) = (0, false, false);
+        while let Some(entry) = self.peers.get_mut(id) {
+            let peer = &mut entry.peer;
+            let Some(endpoint) = peer.endpoint else { break };
+            let Some(packet) = peer.staging.front() else { break };
+            let len = datagram_len(packet.len(), mtu);
+            let Some(key) = peer.seal_key(now.mono) else {
+                stuck = true;
+                break;
+            };
+            let ecn = ip::encapsulated(ip::ecn(packet));
+            let Some(slot) = out.reserve(endpoint, ecn, len, 1) else {
+                peer.timers.flush_soon(now.mono);
+                break;
+            };
+            let Some(counter) = key.reserve(1, now.mono) else {
+                stuck = true;
+                break;
+            };
+            session::lay(packet, slot);
+            key.seal(counter, slot);
+            out.commit(len);
+            let data = !packet.is_empty();
+            self.staged_bytes = self.staged_bytes.saturating_sub(packet.len());
+            peer.staging.pop();
+            rekey |= peer.sent(now.mono, len, data);
+            sent += 1;
+        }
+        if stuck || rekey {
+            self.initiate(id, true, now, out);
+        }
+        self.schedule(id);
+        sent
+    }
+
+    /// An empty packet, unless packets wait already: those say as much (C-TMR-6).
+    fn keepalive(&mut self, id: PeerId, now: Now, out: &mut impl Outbox) {
+        let Some(entry) = self.peers.get_mut(id) else { return };
+        if entry.peer.endpoint.is_some() && self.local.is_some() {
+            if entry.peer.staging.is_empty() {
+                self.stage(id, &[]);
+            }
+            self.flush(id, now, out);
+        }
+        if let Some(entry) = self.peers.get_mut(id) {
+            entry.peer.timers.rearm_persistent(now.mono);
+        }
+        self.schedule(id);
+    }
+
+    // -- inward ---------------------------------------------------------------------------------------
+
+    /// One UDP read, one datagram or a train, is opened where it lies. IP packets are appended to `plain`;
+    /// answers (cookie replies, keepalives, packets that waited) go to `out`. Handshake messages are queued:
+    /// [`Device::poll_timeout`] is due at once then. One bad datagram never stops the rest.
+    pub fn inbound(&mut self, now: Now, rx: Received<'_>, plain: &mut Vec<Span>, out: &mut impl Outbox) {
+        let Received { bytes, stride, from, ecn } = rx;
+        let mut at = 0;
+        for datagram in bytes.chunks_mut(stride.max(1)) {
+            let len = datagram.len();
+            let result = match wire::parse(datagram) {
+                _ if !self.up => Err(Discard::Down),
+                Some(Message::Data(header)) => {
+                    self.data(now, header, datagram, (from, ecn), out).map(|inner| {
+                        if let (Some(len), Ok(at)) = (inner, u32::try_from(at + DATA_HEADER)) {
+                            plain.push(Span { at, len });
+                        }
+                    })
+                }
+                Some(message) => self.message(now, &message, from, out),
+                None => Err(Discard::Malformed),
+            };
+            //@ C-SIL-1
+            if let Err(why) = result {
+                self.discard(why, 1);
+            }
+            at += len;
+        }
+    }
+
+    /// Gives the length of the IP packet that starts at offset 16; `None` for a keepalive.
+    fn data(
+        &mut self,
+        now: Now,
+        header: DataHeader,
+        datagram: &mut [u8],
+        (from, ecn): (Endpoint, Ecn),
+        out: &mut impl Outbox,
+    ) -> Result<Option<u16>, Discard> {
+        let id = self.indices.keypair(header.receiver).ok_or(Discard::UnknownIndex)?;
+        let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
+        let opened = entry.peer.open(header, datagram, Some(from), now)?;
+        if opened.roamed {
+            self.event(Event::EndpointChanged(id));
+        }
+        if opened.confirmed {
+            self.indices.free(opened.freed);
+            self.event(Event::SessionEstablished(id));
+            self.flush(id, now, out);
+        }
+        if opened.rekey {
+            self.initiate(id, true, now, out);
+        }
+        self.schedule(id);
+        if opened.len == 0 {
+            return Ok(None);
+        }
+        let padded = datagram.get_mut(DATA_HEADER..DATA_HEADER + opened.len).ok_or(Discard::NotIp)?;
+        let len = ip::length(padded).ok_or(Discard::NotIp)?;
+        //@ C-IN-4
+        if ip::source(padded).and_then(|source| self.routes.lookup(source)) != Some(id) {
+            return Err(Discard::Spoofed);
+        }
+        ip::decapsulate(padded, ecn);
+        //@ C-IN-7
+        if let Some(entry) = self.peers.get_mut(id) {
+            entry.peer.stats.rx_bytes += (DATA_OVERHEAD + opened.len) as u64;
+        }
+        u16::try_from(len).map(Some).map_err(|_| Discard::NotIp)
+    }
+}

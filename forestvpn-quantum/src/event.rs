@@ -63,6 +63,8 @@ pub enum Discard {
     NoRoom,
     /// Outbound: our private key is not set, or a Diffie-Hellman result is zero (C-PRIM-4).
     NoKey,
+    /// Either way: the interface is down.
+    Down,
     /// From TUN: a super-packet whose description contradicts itself.
     BadOffload,
 }
@@ -94,6 +96,7 @@ impl Discard {
         (Self::GivenUp, "given_up"),
         (Self::NoRoom, "no_room"),
         (Self::NoKey, "no_key"),
+        (Self::Down, "down"),
         (Self::BadOffload, "bad_offload"),
     ];
 }

@@ -4,18 +4,29 @@
 
 pub mod batch;
 pub mod config;
+mod cookie;
 mod crypto;
 pub mod device;
 mod event;
+mod handshake;
+mod index;
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub mod io;
+mod ip;
 mod key;
 mod limiter;
 pub mod offload;
+mod peer;
+mod peers;
 mod replay;
 mod route;
 mod secret;
+mod session;
+mod staging;
 pub mod time;
+mod timers;
+mod wire;
 
+pub use device::{ConfigError, Device, DeviceConfig, PeerId};
 pub use event::{Discard, Event};
 pub use key::{PresharedKey, PrivateKey, PublicKey};

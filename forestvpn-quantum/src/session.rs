@@ -1,0 +1,133 @@
+//! A session's two halves: [`SealKey`], shared and lock-free, and [`OpenKey`], owned by whoever receives.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+
+use crate::crypto::{AeadKey, TAG};
+use crate::event::Discard;
+use crate::key::Secret;
+use crate::replay::Window;
+use crate::time::Instant;
+use crate::timers::{REJECT_AFTER_MESSAGES, REJECT_AFTER_TIME};
+use crate::wire::{self, DATA_HEADER, DATA_OVERHEAD, DataHeader};
+
+/// Length of `len` plaintext bytes after padding: the next multiple of 16, but never above `mtu`.
+pub(crate) const fn padded(len: usize, mtu: usize) -> usize {
+    //@ C-OUT-2
+    if mtu == 0 {
+        return len.next_multiple_of(16);
+    }
+    // A packet above the MTU pads its last MTU-sized unit, as the kernel does.
+    let unit = if len > mtu { len % mtu } else { len };
+    let aligned = unit.next_multiple_of(16);
+    let clamped = if aligned < mtu { aligned } else { mtu };
+    len - unit + clamped
+}
+
+/// The sending half: shared between threads, hands out each counter once.
+pub(crate) struct SealKey {
+    aead: AeadKey,
+    remote: u32,
+    born: Instant,
+    next: AtomicU64,
+}
+
+impl SealKey {
+    pub(crate) fn new(key: &Secret, remote: u32, born: Instant) -> Self {
+        Self { aead: AeadKey::new(key), remote, born, next: AtomicU64::new(0) }
+    }
+
+    pub(crate) const fn age(&self, now: Instant) -> Duration {
+        now.since(self.born)
+    }
+
+    /// How many counters were handed out.
+    pub(crate) fn sent(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Takes `n` consecutive counters and gives the first; `None` once the key is too old or used up.
+    pub(crate) fn reserve(&self, n: usize, now: Instant) -> Option<u64> {
+        //@ C-SES-5
+        if self.age(now) >= REJECT_AFTER_TIME {
+            return None;
+        }
+        // Never beyond the limit, whoever else takes counters at the same time: so a counter is unique.
+        let take = |next: u64| next.checked_add(n as u64).filter(|after| *after <= REJECT_AFTER_MESSAGES);
+        self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()
+    }
+
+    /// Seals one datagram in place: `datagram[16..len - 16]` is padded plaintext, header and tag are written
+    /// around it.
+    pub(crate) fn seal(&self, counter: u64, datagram: &mut [u8]) {
+        let Some((header, body)) = datagram.split_first_chunk_mut::<DATA_HEADER>() else { return };
+        wire::put(header, 0, &wire::TYPE_DATA.to_le_bytes());
+        wire::put(header, 4, &self.remote.to_le_bytes());
+        wire::put(header, 8, &counter.to_le_bytes());
+        self.aead.seal(counter, &[], body);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_sent(&self, next: u64) {
+        self.next.store(next, Ordering::Relaxed);
+    }
+}
+
+/// The receiving half: one owner, keeps the replay window.
+pub(crate) struct OpenKey {
+    aead: AeadKey,
+    local: u32,
+    born: Instant,
+    window: Window,
+}
+
+impl OpenKey {
+    pub(crate) fn new(key: &Secret, local: u32, born: Instant) -> Self {
+        Self { aead: AeadKey::new(key), local, born, window: Window::new() }
+    }
+
+    pub(crate) const fn local(&self) -> u32 {
+        self.local
+    }
+
+    /// Authenticates and decrypts inside `datagram`, then marks the counter as seen. Gives the length of the
+    /// plaintext, which starts at offset 16. Nothing changes on failure but the bytes of the datagram.
+    pub(crate) fn open(
+        &mut self,
+        header: DataHeader,
+        datagram: &mut [u8],
+        now: Instant,
+    ) -> Result<usize, Discard> {
+        //@ C-SES-6
+        //@ C-RPL-3
+        if now.since(self.born) >= REJECT_AFTER_TIME || header.counter >= REJECT_AFTER_MESSAGES {
+            return Err(Discard::KeyExpired);
+        }
+        if !self.window.check(header.counter) {
+            return Err(Discard::Replayed);
+        }
+        let body = datagram.get_mut(DATA_HEADER..).ok_or(Discard::Malformed)?;
+        let len = self.aead.open(header.counter, &[], body).ok_or(Discard::BadTag)?;
+        //@ C-RPL-2
+        //@ C-RPL-4
+        if !self.window.accept(header.counter) {
+            return Err(Discard::Replayed);
+        }
+        Ok(len)
+    }
+}
+
+/// Bytes that one data message takes for `len` bytes of IP packet.
+pub(crate) const fn datagram_len(len: usize, mtu: usize) -> usize {
+    padded(len, mtu) + DATA_OVERHEAD
+}
+
+/// Writes `packet` where [`SealKey::seal`] wants it: after the header, zero-padded up to the tag.
+pub(crate) fn lay(packet: &[u8], datagram: &mut [u8]) {
+    let end = datagram.len().saturating_sub(TAG);
+    let Some(body) = datagram.get_mut(DATA_HEADER..end) else { return };
+    if let Some((text, padding)) = body.split_at_mut_checked(packet.len()) {
+        text.copy_from_slice(packet);
+        padding.fill(0);
+    }
+}
