@@ -30,7 +30,7 @@ use handshakes::Waiting;
 
 /// Names a peer of one [`Device`]; never reused for another peer while anyone could still hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerId(u32);
+pub struct PeerId(pub(crate) u32);
 
 impl PeerId {
     pub(crate) const fn from_raw(raw: u32) -> Self {

@@ -108,8 +108,8 @@ impl Symmetric {
     }
 
     fn mix_psk(&mut self, psk: Option<&PresharedKey>) -> Secret {
-        let none = [0; 32];
-        let [chain, tau, key] = crypto::kdf(self.chain.bytes(), psk.map_or(&none, PresharedKey::as_bytes));
+        let psk: &[u8; 32] = psk.map_or(&[0; 32], PresharedKey::as_bytes);
+        let [chain, tau, key] = crypto::kdf(self.chain.bytes(), psk);
         self.chain = chain;
         self.mix_hash(tau.bytes());
         key

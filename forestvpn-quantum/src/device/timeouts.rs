@@ -20,10 +20,7 @@ impl Device {
         //@ C-TMR-13
         let handshake = self.waiting.front().map(|w| w.since);
         let deadline = self.deadlines.peek().map(|Reverse((at, _))| *at);
-        match (handshake, deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [handshake, deadline, self.limiter.deadline()].into_iter().flatten().min()
     }
 
     /// Works off queued handshakes and passed deadlines, a bounded number per call: call again while
@@ -34,6 +31,7 @@ impl Device {
                 break;
             }
         }
+        self.limiter.collect(now.mono);
         for _ in 0..PEERS_PER_CALL {
             let Some(Reverse((at, id))) = self.deadlines.peek().copied() else { break };
             if at > now.mono {

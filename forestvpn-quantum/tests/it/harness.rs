@@ -1,0 +1,350 @@
+//! Devices joined by a link that a test controls, on a clock that a test winds, with a log of the wire.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerSnapshot, PeerUpdate};
+use forestvpn_quantum::offload::VnetHdr;
+use forestvpn_quantum::time::{Entropy, Instant, Now};
+use forestvpn_quantum::{Device, DeviceConfig, Discard, Event, PrivateKey, PublicKey};
+
+/// Wall clock at virtual time zero.
+pub const EPOCH: Duration = Duration::from_secs(1_700_000_000);
+/// Virtual time zero; not the origin, so that ages can be subtracted.
+pub const START: Duration = Duration::from_secs(1_000);
+
+pub fn secs(s: f64) -> Duration {
+    Duration::from_secs_f64(s)
+}
+
+/// Predictable randomness (splitmix64).
+pub struct Seeded(pub u64);
+
+impl Seeded {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+impl Entropy for Seeded {
+    fn fill(&mut self, out: &mut [u8]) {
+        out.chunks_mut(8).for_each(|c| c.copy_from_slice(&self.next().to_le_bytes()[..c.len()]));
+    }
+}
+
+/// Collects datagrams.
+#[derive(Default)]
+pub struct Collect {
+    pub sent: Vec<(Endpoint, Ecn, Vec<u8>)>,
+    open: Option<(Endpoint, Ecn, usize, Vec<u8>)>,
+    /// Reservations refused from now on when set.
+    pub full: bool,
+}
+
+impl Outbox for Collect {
+    fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
+        if self.full {
+            return None;
+        }
+        self.open = Some((to, ecn, stride, vec![0xaa; stride * count]));
+        self.open.as_mut().map(|o| &mut o.3[..])
+    }
+    fn commit(&mut self, len: usize) {
+        let (to, ecn, stride, bytes) = self.open.take().unwrap();
+        bytes[..len].chunks(stride).for_each(|d| self.sent.push((to, ecn, d.to_vec())));
+    }
+}
+
+/// One datagram on the wire.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub at: Duration,
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    pub ecn: Ecn,
+    pub bytes: Vec<u8>,
+}
+
+impl Sent {
+    /// Message type: 1 initiation, 2 response, 3 cookie reply, 4 data.
+    pub fn kind(&self) -> u8 {
+        self.bytes[0]
+    }
+    pub fn is_keepalive(&self) -> bool {
+        self.kind() == 4 && self.bytes.len() == 32
+    }
+    pub fn is_data(&self) -> bool {
+        self.kind() == 4 && self.bytes.len() > 32
+    }
+    /// Sender index of initiation and response, receiver index of cookie reply and data.
+    pub fn index(&self) -> u32 {
+        u32::from_le_bytes(self.bytes[4..8].try_into().unwrap())
+    }
+    pub fn counter(&self) -> u64 {
+        u64::from_le_bytes(self.bytes[8..16].try_into().unwrap())
+    }
+}
+
+/// One end.
+pub struct Host {
+    pub device: Device,
+    pub key: PrivateKey,
+    pub addr: SocketAddr,
+    /// Inner packets that came out, with their time.
+    pub delivered: Vec<(Duration, Vec<u8>)>,
+}
+
+impl Host {
+    pub fn public(&self) -> PublicKey {
+        self.key.public_key()
+    }
+    pub fn discarded(&self, why: Discard) -> u64 {
+        self.device.discards()[why as usize]
+    }
+    pub fn peer(&self, key: &PublicKey) -> PeerSnapshot {
+        self.device.snapshot().peers.into_iter().find(|p| p.public_key == *key).unwrap()
+    }
+    pub fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.device.poll_event()).collect()
+    }
+}
+
+type Filter = Box<dyn FnMut(&Sent) -> Fate>;
+
+/// What the link does with a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Pass,
+    Drop,
+    Delay(Duration),
+    Twice,
+}
+
+/// Hosts, a link and a clock.
+pub struct World {
+    pub t: Duration,
+    pub hosts: Vec<Host>,
+    pub log: Vec<Sent>,
+    flying: VecDeque<(Duration, Sent)>,
+    pub filter: Filter,
+    /// Wall clock minus virtual time; a test may step it.
+    pub unix: Duration,
+}
+
+pub const A: usize = 0;
+pub const B: usize = 1;
+
+/// Inner address of a host.
+pub fn inner(host: usize) -> [u8; 4] {
+    [10, 0, 0, host as u8 + 1]
+}
+
+impl World {
+    /// `count` hosts with keys, up, without peers.
+    pub fn new(count: usize) -> Self {
+        let mut world = Self {
+            t: Duration::ZERO,
+            hosts: Vec::new(),
+            log: Vec::new(),
+            flying: VecDeque::new(),
+            filter: Box::new(|_| Fate::Pass),
+            unix: EPOCH,
+        };
+        for i in 0..count {
+            let key = PrivateKey::new([i as u8 + 1; 32]);
+            let mut device = Device::new(DeviceConfig::default(), Box::new(Seeded(i as u64 + 7)));
+            let update = DeviceUpdate { private_key: Some(Some(key.clone())), ..Default::default() };
+            device.configure(&update, world.now(), &mut Collect::default()).unwrap();
+            device.set_up(true, world.now(), &mut Collect::default());
+            let addr = format!("192.0.2.{}:{}", i + 1, 51820 + i).parse().unwrap();
+            world.hosts.push(Host { device, key, addr, delivered: Vec::new() });
+        }
+        world
+    }
+
+    /// Two hosts that are each other's peer; both know where the other is.
+    pub fn pair() -> Self {
+        let mut world = Self::new(2);
+        world.introduce(A, B, true);
+        world.introduce(B, A, true);
+        world
+    }
+
+    /// Makes `of` a peer of `host`, with its inner /32 as allowed IP.
+    pub fn introduce(&mut self, host: usize, of: usize, endpoint: bool) {
+        let mut peer = PeerUpdate::new(self.hosts[of].public());
+        peer.endpoint = endpoint.then_some(self.hosts[of].addr);
+        let [a, b, c, d] = inner(of);
+        peer.allowed_ips =
+            vec![AllowedIp { net: format!("{a}.{b}.{c}.{d}/32").parse().unwrap(), remove: false }];
+        self.configure(host, DeviceUpdate { peers: vec![peer], ..Default::default() });
+    }
+
+    /// Changes the peer `of` at `host`.
+    pub fn update_peer(&mut self, host: usize, of: usize, change: impl FnOnce(&mut PeerUpdate)) {
+        let mut peer = PeerUpdate::new(self.hosts[of].public());
+        change(&mut peer);
+        self.configure(host, DeviceUpdate { peers: vec![peer], ..Default::default() });
+    }
+
+    pub fn configure(&mut self, host: usize, update: DeviceUpdate) {
+        self.with(host, |device, now, out| device.configure(&update, now, out).unwrap());
+    }
+
+    pub fn now(&self) -> Now {
+        let mono = Instant::ZERO.after(START + self.t);
+        Now { mono, unix: self.unix + self.t }
+    }
+
+    /// Runs `f` on a device and puts what it sends on the wire.
+    pub fn with<R>(&mut self, host: usize, f: impl FnOnce(&mut Device, Now, &mut Collect) -> R) -> R {
+        let mut out = Collect::default();
+        let now = self.now();
+        let result = f(&mut self.hosts[host].device, now, &mut out);
+        self.transmit(host, out);
+        result
+    }
+
+    fn transmit(&mut self, host: usize, out: Collect) {
+        let from = self.hosts[host].addr;
+        for (to, ecn, bytes) in out.sent {
+            let sent = Sent { at: self.t, from, to: to.remote, ecn, bytes };
+            self.log.push(sent.clone());
+            match (self.filter)(&sent) {
+                Fate::Pass => self.flying.push_back((self.t, sent)),
+                Fate::Delay(by) => self.flying.push_back((self.t + by, sent)),
+                Fate::Twice => {
+                    self.flying.push_back((self.t, sent.clone()));
+                    self.flying.push_back((self.t, sent));
+                }
+                Fate::Drop => {}
+            }
+        }
+    }
+
+    /// Hands a packet from the TUN of `host` to its device.
+    pub fn send(&mut self, host: usize, packet: &[u8]) -> Result<usize, Discard> {
+        let mut bytes = packet.to_vec();
+        self.with(host, |d, now, out| {
+            d.outbound(now, Frame { hdr: VnetHdr::default(), bytes: &mut bytes }, out)
+        })
+    }
+
+    /// A datagram arrives at `host`, as if from `from`, and queued handshakes are worked off.
+    pub fn inject(&mut self, host: usize, from: SocketAddr, bytes: &[u8]) {
+        self.inject_ecn(host, from, bytes, Ecn::NotEct);
+    }
+
+    pub fn inject_ecn(&mut self, host: usize, from: SocketAddr, bytes: &[u8], ecn: Ecn) {
+        let mut bytes = bytes.to_vec();
+        let mut plain: Vec<Span> = Vec::new();
+        let stride = bytes.len().max(1);
+        self.with(host, |d, now, out| {
+            let rx = Received { bytes: &mut bytes, stride, from: Endpoint::new(from), ecn };
+            d.inbound(now, rx, &mut plain, out);
+        });
+        let t = self.t;
+        for span in plain {
+            let at = span.at as usize;
+            let packet = bytes[at..at + span.len as usize].to_vec();
+            self.hosts[host].delivered.push((t, packet));
+        }
+        self.due(host);
+    }
+
+    /// Calls `handle_timeout` while it is due; fails when that never ends.
+    pub fn due(&mut self, host: usize) {
+        for _ in 0..1_000_000 {
+            let now = self.now();
+            if self.hosts[host].device.poll_timeout().is_none_or(|at| at > now.mono) {
+                return;
+            }
+            self.with(host, |d, now, out| d.handle_timeout(now, out));
+        }
+        panic!("host {host} stays due at {:?}", self.t);
+    }
+
+    /// Delivers everything that is due now on the wire, and what that causes.
+    pub fn settle(&mut self) {
+        for host in 0..self.hosts.len() {
+            self.due(host);
+        }
+        while let Some(at) = self.flying.iter().position(|(at, _)| *at <= self.t) {
+            let (_, sent) = self.flying.remove(at).unwrap();
+            if let Some(host) = self.hosts.iter().position(|h| h.addr == sent.to) {
+                self.inject_ecn(host, sent.from, &sent.bytes, sent.ecn);
+            }
+        }
+    }
+
+    /// The next moment at which anything happens.
+    pub fn next(&self) -> Option<Duration> {
+        let deadlines = self.hosts.iter().filter_map(|h| h.device.poll_timeout());
+        let deadlines =
+            deadlines.map(|at| Duration::from_nanos(at.as_nanos()).saturating_sub(START).max(self.t));
+        deadlines.chain(self.flying.iter().map(|(at, _)| *at)).min()
+    }
+
+    /// Runs the world until `t`, from deadline to deadline.
+    pub fn run_until(&mut self, t: Duration) {
+        self.settle();
+        while let Some(next) = self.next().filter(|next| *next <= t) {
+            self.t = self.t.max(next);
+            self.settle();
+        }
+        self.t = self.t.max(t);
+        self.settle();
+    }
+
+    pub fn run_for(&mut self, by: Duration) {
+        self.run_until(self.t + by);
+    }
+
+    /// Jumps without serving deadlines on the way (suspend).
+    pub fn jump(&mut self, by: Duration) {
+        self.t += by;
+    }
+
+    /// A handshake from `a` to `b`, caused by one data packet, which arrives.
+    pub fn connect(&mut self, a: usize, b: usize) {
+        let before = self.hosts[b].delivered.len();
+        self.send(a, &packet(a, b, b"connect")).unwrap();
+        self.settle();
+        assert_eq!(self.hosts[b].delivered.len(), before + 1, "the tunnel carries a packet");
+    }
+
+    /// Everything that `host` sent.
+    pub fn sent_by(&self, host: usize) -> Vec<Sent> {
+        self.log.iter().filter(|s| s.from == self.hosts[host].addr).cloned().collect()
+    }
+
+    /// Everything of message type `kind` that `host` sent.
+    pub fn kind_by(&self, host: usize, kind: u8) -> Vec<Sent> {
+        self.sent_by(host).into_iter().filter(|s| s.kind() == kind).collect()
+    }
+
+    /// Payloads delivered at `host`, by time.
+    pub fn payloads(&self, host: usize) -> Vec<Vec<u8>> {
+        self.hosts[host].delivered.iter().map(|(_, p)| p[28..].to_vec()).collect()
+    }
+}
+
+/// An IPv4/UDP packet from `a` to `b` with `payload` (checksums are nobody's business here).
+pub fn packet(a: usize, b: usize, payload: &[u8]) -> Vec<u8> {
+    let mut p = vec![0x45, 0];
+    p.extend(((28 + payload.len()) as u16).to_be_bytes());
+    p.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    p.extend(inner(a));
+    p.extend(inner(b));
+    p.extend([0x13, 0x88, 0x13, 0x89]);
+    p.extend(((8 + payload.len()) as u16).to_be_bytes());
+    p.extend([0, 0]);
+    p.extend(payload);
+    p
+}

@@ -1,0 +1,6 @@
+//! One test is one sentence of the paper, on a virtual clock, through the public `Device`.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod harness;
+mod smoke;
