@@ -1,6 +1,6 @@
 //! One test is one sentence of the paper, on a virtual clock, through the public `Device`.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
 mod harness;
 mod smoke;
