@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 #![expect(dead_code, reason = "its callers come with the next commit")]
 
+mod config;
+mod ifname;
+mod key;
 mod namespace;
 mod netlink;
 mod uapi;
