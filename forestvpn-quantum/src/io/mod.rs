@@ -1,11 +1,25 @@
 //! The edge: a TUN queue and a UDP socket pair behind two narrow, batched, non-blocking traits, each with a
-//! real implementation (Linux) and an in-memory one for tests.
+//! real implementation (Linux) and an in-memory one for tests and for `fv demo` without a TUN device.
 
 use std::io;
 use std::io::IoSlice;
 
-use crate::batch::{Ecn, Endpoint, Received, Train};
+use crate::batch::{Endpoint, Train};
 use crate::offload::VnetHdr;
+
+pub mod clock;
+pub mod fd;
+pub mod link;
+pub mod mem;
+pub mod poll;
+pub mod slots;
+pub mod tun;
+
+pub use clock::BootClock;
+pub use link::{Link, LinkStatus};
+pub use poll::Poller;
+pub use slots::{RxMeta, RxSlots};
+pub use tun::{Tun, TunError};
 
 /// What a TUN queue can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,17 +37,40 @@ pub trait TunQueue {
     /// Reads one packet or super-packet into `buf`; gives its length.
     ///
     /// # Errors
-    /// `WouldBlock` when no packet waits; anything else when the device is down or gone.
+    /// `WouldBlock` when no packet waits; see [`device_gone`] for the rest.
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)>;
 
     /// Writes one packet or super-packet, gathered from `parts`.
     ///
     /// # Errors
-    /// Whatever the kernel says; the packet was then not taken.
+    /// Whatever the kernel says; the packet was then not taken. `EIO`: the interface is down.
     fn send(&mut self, hdr: &VnetHdr, parts: &[IoSlice<'_>]) -> io::Result<()>;
+
+    /// Writes the plain packet that starts [`VnetHdr::LEN`] bytes into `room`. The bytes before it are
+    /// scratch: the dead message header, where the virtio header can be laid without a copy.
+    ///
+    /// # Errors
+    /// As [`TunQueue::send`].
+    fn send_plain(&mut self, room: &mut [u8]) -> io::Result<()> {
+        self.send(&VnetHdr::default(), &[IoSlice::new(room.get(VnetHdr::LEN..).unwrap_or_default())])
+    }
 
     /// What was granted.
     fn caps(&self) -> TunCaps;
+
+    /// Has `poller` woken when a packet waits, or when the device goes away.
+    ///
+    /// # Errors
+    /// When the kernel refuses to watch it.
+    fn attach(&mut self, poller: &Poller) -> io::Result<()>;
+}
+
+/// Whether an error of a TUN queue means that the interface was deleted, for good. `EIO` does not: the
+/// interface is only down.
+pub fn device_gone(error: &io::Error) -> bool {
+    // EBADFD: the descriptor has no interface any more. The other two come from drivers that were unloaded
+    // and from descriptors that somebody closed under us.
+    matches!(error.raw_os_error(), Some(libc::EBADFD | libc::ENODEV | libc::EBADF))
 }
 
 /// What a UDP socket pair can do.
@@ -45,64 +82,86 @@ pub struct UdpCaps {
     pub gro: bool,
 }
 
-/// What one slot of [`RxSlots`] holds after a read.
-#[derive(Clone, Copy, Debug)]
-pub struct RxMeta {
-    /// Bytes in the slot.
-    pub len: usize,
-    /// Length of each datagram but the last.
-    pub stride: usize,
-    /// Who sent it.
-    pub from: Endpoint,
-    /// ECN bits of the outer header.
-    pub ecn: Ecn,
+/// What happened on a UDP socket pair, counted in datagrams unless said otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpCounters {
+    /// Received.
+    pub received: u64,
+    /// Received, but longer than the slot: dropped (C-FMT-4).
+    pub truncated: u64,
+    /// Errors while receiving, such as a peer's ICMP answers.
+    pub receive_errors: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Not sent: the socket buffer stayed full.
+    pub lost_full: u64,
+    /// Not sent: no route, refused by a firewall, too long and the like.
+    pub lost_refused: u64,
+    /// Not sent: no socket of this address family is open.
+    pub lost_no_socket: u64,
+    /// Sources that could not be kept: sent from another local address instead (C-OUT-7).
+    pub source_lost: u64,
+    /// System calls that read.
+    pub reads: u64,
+    /// System calls that sent.
+    pub writes: u64,
 }
 
-/// Fixed receive memory: `count` slots of `size` bytes, allocated once.
-#[derive(Debug)]
-pub struct RxSlots {
-    /// The slots, back to back.
-    pub bytes: Vec<u8>,
-    /// Bytes per slot.
-    pub size: usize,
-    /// One entry per filled slot, in order of arrival.
-    pub metas: Vec<RxMeta>,
-}
-
-impl RxSlots {
-    /// Allocates `count` slots of `size` bytes.
-    pub fn new(count: usize, size: usize) -> Self {
-        Self { bytes: vec![0; count * size], size, metas: Vec::with_capacity(count) }
-    }
-
-    /// How many slots there are.
-    pub fn count(&self) -> usize {
-        self.bytes.len() / self.size
-    }
-
-    /// The filled slot `i` as the core wants it.
-    pub fn received(&mut self, i: usize) -> Option<Received<'_>> {
-        let meta = *self.metas.get(i)?;
-        let bytes = self.bytes.chunks_exact_mut(self.size).nth(i)?.get_mut(..meta.len)?;
-        Some(Received { bytes, stride: meta.stride, from: meta.from, ecn: meta.ecn })
-    }
-}
-
-/// A pair of UDP sockets (IPv4 and IPv6) on one port. Nothing blocks.
+/// A pair of UDP sockets (IPv4 and IPv6) on one port. Nothing blocks. Starts closed.
 pub trait UdpQueue {
-    /// Fills `slots` with what waits and sets `slots.metas`; gives the number of slots filled.
+    /// Fills `slots` with what waits; gives the number of slots filled. Fewer than there are slots: for now
+    /// nothing more waits.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing waits. ICMP errors that some peer's host sent are swallowed and counted.
+    /// `WouldBlock` when nothing waits, or all is closed. Errors that a peer's host caused by ICMP are
+    /// swallowed and counted.
     fn recv(&mut self, slots: &mut RxSlots) -> io::Result<usize>;
 
-    /// Sends trains in order; gives how many were taken, the rest stays with the caller.
+    /// Sends trains in order; gives how many were taken, the rest stays with the caller. A train that can
+    /// never be sent (no route, refused) counts as taken and is counted as lost.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket buffer is full and nothing was taken. A train that can never be sent
-    /// (no route, refused) counts as taken and is counted as lost.
+    /// `WouldBlock` when there is no room and nothing was taken.
     fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize>;
 
     /// What was granted.
     fn caps(&self) -> UdpCaps;
+
+    /// Opens sockets on `port` (0: one that is free) with the mark `fwmark` (0: none) and only then closes
+    /// those that were open. Does nothing when they have this port already, except to set the mark.
+    /// Gives the port.
+    ///
+    /// # Errors
+    /// The port is in use or forbidden, or the mark may not be set: then all stays as it was.
+    fn open(&mut self, port: u16, fwmark: u32) -> io::Result<u16>;
+
+    /// Closes the sockets.
+    fn close(&mut self);
+
+    /// The port, while open.
+    fn port(&self) -> Option<u16>;
+
+    /// Has `poller` woken when a datagram waits. To be called again after each [`UdpQueue::open`].
+    ///
+    /// # Errors
+    /// When the kernel refuses to watch it.
+    fn attach(&mut self, poller: &Poller) -> io::Result<()>;
+
+    /// An endpoint whose local address turned out not to work any more; each is given once (C-OUT-7).
+    fn poll_lost_source(&mut self) -> Option<Endpoint>;
+
+    /// What was counted so far.
+    fn counters(&self) -> UdpCounters;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_that_is_down_is_not_gone() {
+        assert!(!device_gone(&io::Error::from_raw_os_error(libc::EIO)));
+        assert!(!device_gone(&io::Error::from(io::ErrorKind::WouldBlock)));
+        assert!(device_gone(&io::Error::from_raw_os_error(libc::EBADFD)));
+    }
 }

@@ -1,0 +1,356 @@
+//! The TUN device: opening it, and one queue of packets.
+//!
+//! `fv` opens it before it goes to the background, so that every failure can still be told; the worker then
+//! owns the queue. What the interface is called and whether it is up is `link`'s business.
+//!
+//! The ioctls are our own and no library's: the `tun` crate (0.8) has no `IFF_TUN_EXCL`, so it would silently
+//! join a device of the same name that somebody left behind, and it resets neither the offload mask nor the
+//! virtio header size, which belong to the device and outlive whoever set them.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use socket2::SockRef;
+
+use super::fd::{self, IfCall, IfReq};
+use super::{Poller, TunCaps, TunQueue};
+use crate::offload::VnetHdr;
+
+const NODE: &str = "/dev/net/tun";
+const NODE_C: &CStr = c"/dev/net/tun";
+/// Longest interface name in bytes.
+pub const MAX_NAME: usize = libc::IFNAMSIZ - 1;
+/// Most pieces of one write: a header and 64 segments.
+const MAX_PARTS: usize = 66;
+
+const TUN: u16 = (libc::IFF_TUN | libc::IFF_NO_PI) as u16;
+const VNET: u16 = libc::IFF_VNET_HDR as u16;
+const EXCLUSIVE: u16 = libc::IFF_TUN_EXCL as u16;
+
+/// Why there is no TUN device.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TunError {
+    /// No interface can have this name.
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// `/dev/net/tun` does not exist and could not be made.
+    NoNode,
+    /// `/dev/net/tun` exists, but may not be opened.
+    NodeDenied,
+    /// `/dev/net/tun` exists, but the kernel has no TUN driver behind it.
+    NoDriver,
+    /// Interfaces may not be created or joined.
+    NotPermitted {
+        /// The name.
+        name: String,
+    },
+    /// Another program has an interface of this name.
+    Taken {
+        /// The name.
+        name: String,
+    },
+    /// An interface of this name exists and is no TUN device that can be joined.
+    NotTun {
+        /// The name.
+        name: String,
+    },
+    /// The descriptor that was handed over is not what it should be.
+    BadFd {
+        /// What it lacks.
+        reason: &'static str,
+    },
+    /// Anything else.
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for TunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadName { name } => write!(
+                f,
+                "\"{}\" cannot name an interface: 1 to {MAX_NAME} bytes, no '/', ':' or blanks, not \".\" or \"..\"",
+                name.escape_debug()
+            ),
+            Self::NoNode => f.write_str(
+                "/dev/net/tun does not exist and could not be made; load the kernel's tun module \
+                 (modprobe tun), or start the container with --device /dev/net/tun",
+            ),
+            Self::NodeDenied => f.write_str(
+                "/dev/net/tun may not be opened; run as root, \
+                 or start the container with --device /dev/net/tun",
+            ),
+            Self::NoDriver => f.write_str(
+                "the kernel has no TUN driver behind /dev/net/tun; load it (modprobe tun), \
+                 in a container on the host",
+            ),
+            Self::NotPermitted { name } => write!(
+                f,
+                "may not create the interface {name}: CAP_NET_ADMIN is missing; run as root, \
+                 or start the container with --cap-add NET_ADMIN"
+            ),
+            Self::Taken { name } => write!(
+                f,
+                "the interface {name} is in use by another program; choose another name, or stop that program"
+            ),
+            Self::NotTun { name } => write!(
+                f,
+                "an interface {name} exists and is not a single-queue TUN device; choose another name, \
+                 or delete it (ip link delete {name})"
+            ),
+            Self::BadFd { reason } => write!(f, "the TUN descriptor handed over {reason}"),
+            Self::Os { action, source } => write!(f, "{action}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for TunError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        if let Self::Os { source, .. } = self { Some(source) } else { None }
+    }
+}
+
+/// One queue of a TUN device.
+#[derive(Debug)]
+pub struct Tun {
+    file: File,
+    name: String,
+    vnet: bool,
+}
+
+impl Tun {
+    /// Creates the interface `name`, or takes over one of this name that was made persistent and that nobody
+    /// holds.
+    ///
+    /// # Errors
+    /// See [`TunError`]; nothing is left behind.
+    pub fn open(name: &str) -> Result<Self, TunError> {
+        check_name(name)?;
+        Self::set_up(name, TUN | VNET).or_else(|error| match error {
+            // A kernel that refuses the virtio header, in whichever step, gets plain packets.
+            TunError::NotTun { .. } | TunError::Os { .. } => Self::set_up(name, TUN),
+            other @ (TunError::BadName { .. }
+            | TunError::NoNode
+            | TunError::NodeDenied
+            | TunError::NoDriver
+            | TunError::NotPermitted { .. }
+            | TunError::Taken { .. }
+            | TunError::BadFd { .. }) => Err(other),
+        })
+    }
+
+    /// Takes over a descriptor on which an interface is open already.
+    ///
+    /// # Errors
+    /// [`TunError::BadFd`] when it is no TUN device, or one whose packets have another form.
+    pub fn from_fd(fd: OwnedFd) -> Result<Self, TunError> {
+        let mut req = IfReq::new("");
+        req.call(fd.as_fd(), IfCall::TunQuery)
+            .map_err(|_| TunError::BadFd { reason: "is not a TUN device with an interface" })?;
+        if req.flags() & libc::IFF_TUN as u16 == 0 {
+            return Err(TunError::BadFd { reason: "is a TAP device; a TUN device is needed" });
+        }
+        if req.flags() & libc::IFF_NO_PI as u16 == 0 {
+            return Err(TunError::BadFd {
+                reason: "puts packet information before packets; IFF_NO_PI is needed",
+            });
+        }
+        Self::adopt(File::from(fd), &req)
+    }
+
+    fn set_up(name: &str, flags: u16) -> Result<Self, TunError> {
+        let file = open_node()?;
+        let mut req = IfReq::new(name);
+        req.set_flags(flags | EXCLUSIVE);
+        let mut result = req.call(file.as_fd(), IfCall::TunAttach);
+        if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
+            // The name exists. Joining it succeeds if it is a TUN device nobody holds.
+            req = IfReq::new(name);
+            req.set_flags(flags);
+            result = req.call(file.as_fd(), IfCall::TunAttach);
+        }
+        result.map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) => TunError::NotPermitted { name: name.to_owned() },
+            Some(libc::EBUSY) => TunError::Taken { name: name.to_owned() },
+            Some(libc::EINVAL) => TunError::NotTun { name: name.to_owned() },
+            _ => TunError::Os { action: "cannot create the interface", source },
+        })?;
+        req.set_flags(flags);
+        Self::adopt(file, &req)
+    }
+
+    fn adopt(file: File, req: &IfReq) -> Result<Self, TunError> {
+        let os = |action| move |source| TunError::Os { action, source };
+        SockRef::from(&file).set_nonblocking(true).map_err(os("cannot set the TUN device non-blocking"))?;
+        let vnet = req.flags() & VNET != 0;
+        if vnet {
+            // Both belong to the device and may be left over from its last user: first nothing, then ours.
+            fd::tun_set_offload(file.as_fd(), 0)
+                .map_err(os("cannot reset the offloads of the TUN device"))?;
+            fd::tun_set_header_size(file.as_fd(), VnetHdr::LEN as i32)
+                .map_err(os("cannot set the header size of the TUN device"))?;
+        }
+        Ok(Self { file, name: req.name(), vnet })
+    }
+
+    /// The interface's name when it was opened, as the kernel says.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl TunQueue for Tun {
+    fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
+        loop {
+            let mut raw = [0; VnetHdr::LEN];
+            let read = if self.vnet {
+                self.file.read_vectored(&mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)])
+            } else {
+                self.file.read(buf)
+            };
+            match read {
+                Ok(n) if !self.vnet => return Ok((n, VnetHdr::default())),
+                Ok(n) => {
+                    let mut hdr = VnetHdr::from_bytes(&raw);
+                    // "Already verified" is information only, and says nothing once a packet is sealed.
+                    hdr.flags &= VnetHdr::NEEDS_CSUM;
+                    return Ok((n.saturating_sub(VnetHdr::LEN), hdr));
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn send(&mut self, hdr: &VnetHdr, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let raw = hdr.to_bytes();
+        let mut all = [IoSlice::new(&[]); MAX_PARTS];
+        let mut places = all.iter_mut();
+        if self.vnet
+            && let Some(place) = places.next()
+        {
+            *place = IoSlice::new(&raw);
+        }
+        for part in parts {
+            *places.next().ok_or(io::ErrorKind::InvalidInput)? = IoSlice::new(part);
+        }
+        let used = MAX_PARTS.saturating_sub(places.len());
+        self.write(|file| file.write_vectored(all.get(..used).unwrap_or_default()))
+    }
+
+    fn send_plain(&mut self, room: &mut [u8]) -> io::Result<()> {
+        let (hdr, packet) = room.split_at_mut_checked(VnetHdr::LEN).ok_or(io::ErrorKind::InvalidInput)?;
+        if self.vnet {
+            hdr.fill(0);
+            self.write(|file| file.write(room))
+        } else {
+            self.write(|file| file.write(packet))
+        }
+    }
+
+    fn caps(&self) -> TunCaps {
+        TunCaps { vnet: self.vnet, tso: false, uso: false }
+    }
+
+    fn attach(&mut self, poller: &Poller) -> io::Result<()> {
+        poller.watch(self.file.as_fd())
+    }
+}
+
+impl Tun {
+    /// A packet is taken whole or not at all.
+    fn write(&mut self, mut attempt: impl FnMut(&mut File) -> io::Result<usize>) -> io::Result<()> {
+        loop {
+            match attempt(&mut self.file) {
+                Ok(_) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+fn check_name(name: &str) -> Result<(), TunError> {
+    let bad = |c: char| c == '/' || c == ':' || c == '%' || c.is_whitespace() || c.is_control();
+    if name.is_empty() || name.len() > MAX_NAME || name == "." || name == ".." || name.contains(bad) {
+        return Err(TunError::BadName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+/// Opens the node, making it first where it is missing and that is allowed.
+fn open_node() -> Result<File, TunError> {
+    let open = || OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(NODE);
+    let result = open().or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            return Err(error);
+        }
+        // Slim containers come without it. 10:200 is its number since Linux 2.4. A node that may be made but
+        // not opened (the device list of the container forbids it) is taken away again.
+        let _ = std::fs::create_dir("/dev/net");
+        let made = fd::make_node(NODE_C, 10, 200).is_ok();
+        open().inspect_err(|_| {
+            if made {
+                let _ = std::fs::remove_file(NODE);
+            }
+        })
+    });
+    result.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT) => TunError::NoNode,
+        Some(libc::EPERM | libc::EACCES) => TunError::NodeDenied,
+        Some(libc::ENODEV | libc::ENXIO) => TunError::NoDriver,
+        _ => TunError::Os { action: "cannot open /dev/net/tun", source },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_no_interface_can_have_are_refused_with_what_is_allowed() {
+        for name in ["", "sixteen-bytes-xx", "a/b", "a b", "a:b", "wg%d", ".", "..", "a\u{7}"] {
+            let error = Tun::open(name).unwrap_err();
+            assert!(matches!(error, TunError::BadName { .. }), "{name:?}: {error}");
+            assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
+        }
+        assert!(check_name("fifteen-bytes-x").is_ok());
+        assert!(check_name("wg0").is_ok());
+    }
+
+    #[test]
+    fn descriptor_that_is_no_tun_device_is_refused() {
+        let file = File::open("/dev/null").unwrap();
+        let error = Tun::from_fd(file.into()).unwrap_err();
+        assert!(matches!(error, TunError::BadFd { .. }), "{error}");
+    }
+
+    #[test]
+    fn every_error_says_what_to_do() {
+        let name = || "wg0".to_owned();
+        for error in [TunError::NoNode, TunError::NodeDenied, TunError::NotPermitted { name: name() }] {
+            assert!(error.to_string().contains("container"), "{error}");
+        }
+        assert!(TunError::NoDriver.to_string().contains("modprobe"));
+        assert!(TunError::Taken { name: name() }.to_string().contains("choose another name"));
+        assert!(TunError::NotTun { name: name() }.to_string().contains("ip link delete wg0"));
+    }
+}
