@@ -34,12 +34,22 @@ pub(crate) struct Interface {
     pub(crate) dns_search: Vec<String>,
     pub(crate) mtu: Option<u16>,
     pub(crate) table: Table,
-    /// Shell commands, `%i` not yet replaced by the name of the interface.
-    pub(crate) pre_up: Vec<String>,
-    pub(crate) post_up: Vec<String>,
-    pub(crate) pre_down: Vec<String>,
-    pub(crate) post_down: Vec<String>,
+    pub(crate) pre_up: Vec<Hook>,
+    pub(crate) post_up: Vec<Hook>,
+    pub(crate) pre_down: Vec<Hook>,
+    pub(crate) post_down: Vec<Hook>,
     pub(crate) save_config: bool,
+}
+
+/// A shell command of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hook {
+    /// `PreUp`, `PostUp`, `PreDown` or `PostDown`.
+    pub(crate) key: &'static str,
+    /// Its line in the file, counted from 1.
+    pub(crate) line: usize,
+    /// `%i` is not yet replaced by the name of the interface.
+    pub(crate) command: String,
 }
 
 /// Where routes to the allowed IPs go.
@@ -291,10 +301,10 @@ impl Reader {
                     ),
                 }
             }
-            "PreUp" => to.pre_up.push(command(key, value)?),
-            "PostUp" => to.post_up.push(command(key, value)?),
-            "PreDown" => to.pre_down.push(command(key, value)?),
-            "PostDown" => to.post_down.push(command(key, value)?),
+            "PreUp" => to.pre_up.push(hook("PreUp", line, value)?),
+            "PostUp" => to.post_up.push(hook("PostUp", line, value)?),
+            "PreDown" => to.pre_down.push(hook("PreDown", line, value)?),
+            "PostDown" => to.post_down.push(hook("PostDown", line, value)?),
             _ => {
                 to.save_config = match value.to_ascii_lowercase().as_str() {
                     "true" => true,
@@ -429,8 +439,11 @@ fn address(text: &str) -> Result<IpNet, &'static str> {
     })
 }
 
-fn command(key: &str, value: &str) -> Result<String, String> {
-    if value.is_empty() { Err(bad(key, value, "a shell command")) } else { Ok(value.to_owned()) }
+fn hook(key: &'static str, line: usize, value: &str) -> Result<Hook, String> {
+    if value.is_empty() {
+        return Err(bad(key, value, "a shell command"));
+    }
+    Ok(Hook { key, line, command: value.to_owned() })
 }
 
 /// Letters, digits and the few signs that names and addresses have.
@@ -504,11 +517,18 @@ mod tests {
         assert_eq!(i.dns_servers, ["10.0.0.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
         assert_eq!(i.dns_search, ["example.org"]);
         assert_eq!(i.table, Table::Number(1234));
+        let hooks: Vec<_> =
+            [&i.pre_up, &i.post_up, &i.pre_down, &i.post_down].into_iter().flatten().collect();
         assert_eq!(
-            (&*i.pre_up, &*i.post_up),
-            (&["echo one; echo two".into()][..], &["a = b".into(), "c %i".into()][..])
+            hooks.iter().map(|hook| (hook.key, &*hook.command)).collect::<Vec<_>>(),
+            [
+                ("PreUp", "echo one; echo two"),
+                ("PostUp", "a = b"),
+                ("PostUp", "c %i"),
+                ("PreDown", "d"),
+                ("PostDown", "e")
+            ]
         );
-        assert_eq!((&*i.pre_down, &*i.post_down), (&["d".into()][..], &["e".into()][..]));
         assert!(!i.save_config);
         let p = &file.peers[0];
         assert_eq!(key::public_text(&p.public_key), PUBLIC);
@@ -551,7 +571,7 @@ mod tests {
         );
         let file = parse(&text).expect("valid");
         assert_eq!(file.interface.listen_port, Some(1));
-        assert_eq!(file.interface.post_up, ["x"]);
+        assert_eq!(file.interface.post_up, [Hook { key: "PostUp", line: 4, command: "x".to_owned() }]);
         assert!(file.peers.is_empty());
         let mut latin1 = b"# M\xfcller\n".to_vec();
         latin1.extend(text.bytes());

@@ -8,5 +8,6 @@ mod key;
 mod namespace;
 mod netlink;
 mod uapi;
+mod up;
 
 fn main() {}

@@ -233,12 +233,15 @@ impl Netlink {
         Ok(answers.into_iter().filter_map(Route::read).collect())
     }
 
-    /// Which way a packet to `to` would go now; `None` when there is no way.
-    pub(crate) fn route_to(&mut self, to: IpAddr) -> Result<Option<Route>> {
+    /// Which way a packet to `to` with the mark `mark` (0: none) would go now; `None` when there is no way.
+    pub(crate) fn route_to(&mut self, to: IpAddr, mark: u32) -> Result<Option<Route>> {
         let mut message = RouteMessage::default();
         message.header.address_family = family(to);
         message.header.destination_prefix_length = if to.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(to.into()));
+        if mark != 0 {
+            message.attributes.push(RouteAttribute::Mark(mark));
+        }
         match self.ask(format!("find the route to {to}"), RouteNetlinkMessage::GetRoute(message)) {
             Ok(answers) => Ok(answers.into_iter().find_map(Route::read)),
             Err(error) if error.no_way() => Ok(None),

@@ -111,12 +111,12 @@ fn a_gateway_is_kept_and_the_way_to_an_address_is_told() {
     alone(|| {
         let mut netlink = Netlink::open().unwrap();
         let index = cable(&mut netlink);
-        assert_eq!(netlink.route_to(ip("192.0.2.1")).unwrap(), None);
+        assert_eq!(netlink.route_to(ip("192.0.2.1"), 0).unwrap(), None);
         netlink.add_address(index, net("10.9.0.1/24")).unwrap();
         let mut route = Route::new(net("192.0.2.0/24"), index, MAIN_TABLE);
         route.gateway = Some(ip("10.9.0.254"));
         netlink.add_route(&route).unwrap();
-        let way = netlink.route_to(ip("192.0.2.1")).unwrap().unwrap();
+        let way = netlink.route_to(ip("192.0.2.1"), 0).unwrap().unwrap();
         assert_eq!((way.index, way.gateway), (index, route.gateway));
     });
 }

@@ -1,0 +1,5 @@
+mod dns;
+mod hooks;
+mod resolve;
+mod routing;
+mod undo;
