@@ -3,8 +3,10 @@
 #![expect(dead_code, reason = "its callers come with the next commit")]
 
 mod config;
+mod control;
 mod ifname;
 mod key;
+mod logger;
 mod namespace;
 mod netlink;
 mod uapi;
