@@ -46,7 +46,12 @@ struct End {
 }
 
 impl End {
-    fn new(key: &PrivateKey, peer: PublicKey, allowed: &str, socket: UdpSocket) -> Result<Self, Box<dyn Error>> {
+    fn new(
+        key: &PrivateKey,
+        peer: PublicKey,
+        allowed: &str,
+        socket: UdpSocket,
+    ) -> Result<Self, Box<dyn Error>> {
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         let mut end = Self {
             device: Device::new(DeviceConfig::default(), Box::new(OsEntropy)),
@@ -100,7 +105,8 @@ impl End {
 /// An IPv4 packet (protocol 253: for experiments) from 10.0.0.1 to 10.0.0.2.
 fn packet(payload: &[u8]) -> Vec<u8> {
     let len = 20 + payload.len() as u16;
-    let mut p = vec![0x45, 0, (len >> 8) as u8, len as u8, 0, 0, 0, 0, 64, 253, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+    let mut p =
+        vec![0x45, 0, (len >> 8) as u8, len as u8, 0, 0, 0, 0, 64, 253, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
     p.extend(payload);
     p
 }
@@ -109,8 +115,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (alice, bob) = (PrivateKey::new([1; 32]), PrivateKey::new([2; 32]));
     let bob_socket = UdpSocket::bind("127.0.0.1:0")?;
     let bob_addr = bob_socket.local_addr()?;
-    let mut client =
-        End::new(&alice, bob.public_key(), "10.0.0.2/32", UdpSocket::bind("127.0.0.1:0")?)?;
+    let mut client = End::new(&alice, bob.public_key(), "10.0.0.2/32", UdpSocket::bind("127.0.0.1:0")?)?;
     let mut echo = End::new(&bob, alice.public_key(), "10.0.0.1/32", bob_socket)?;
 
     // The client knows where the other is; the echo learns it from the first authenticated packet.

@@ -68,7 +68,8 @@ impl Checker {
 
     /// Does mac2 prove that `cookie` reached the sender?
     pub(crate) fn mac2_ok(&self, message: &[u8], cookie: &[u8; 16]) -> bool {
-        let Some((covered, mac2)) = message.len().checked_sub(TAG).and_then(|at| message.split_at_checked(at))
+        let Some((covered, mac2)) =
+            message.len().checked_sub(TAG).and_then(|at| message.split_at_checked(at))
         else {
             return false;
         };

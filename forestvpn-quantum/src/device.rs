@@ -83,7 +83,10 @@ pub struct Device {
 
 impl core::fmt::Debug for Device {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Device").field("up", &self.up).field("peers", &self.peers.len()).finish_non_exhaustive()
+        f.debug_struct("Device")
+            .field("up", &self.up)
+            .field("peers", &self.peers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -157,12 +160,7 @@ impl Device {
     ///
     /// # Errors
     /// Why the packet was not let through; it is counted already.
-    pub fn outbound(
-        &mut self,
-        now: Now,
-        frame: Frame<'_>,
-        out: &mut impl Outbox,
-    ) -> Result<usize, Discard> {
+    pub fn outbound(&mut self, now: Now, frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
         let sent = self.outward(now, &frame, out);
         if let Err(why) = sent {
             self.discard(why, 1);

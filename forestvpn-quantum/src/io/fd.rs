@@ -161,6 +161,19 @@ pub(super) fn tun_namespace(tun: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Sets a socket option that is an int.
+pub(super) fn set_option(
+    fd: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes at the pointer, which are those of `value`; it takes an option of
+    // another form for an error.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) }).map(drop)
+}
+
 /// Moves the calling thread, and only it, to another network namespace.
 pub(super) fn enter_namespace(netns: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no pointers; a descriptor that is not a network namespace gives EINVAL.

@@ -7,19 +7,24 @@ use std::io::IoSlice;
 use crate::batch::{Endpoint, Train};
 use crate::offload::VnetHdr;
 
+mod bind;
 pub mod clock;
+mod cmsg;
 pub mod fd;
 pub mod link;
 pub mod mem;
 pub mod poll;
 pub mod slots;
 pub mod tun;
+pub mod udp;
 
+pub use bind::SocketBuffers;
 pub use clock::BootClock;
 pub use link::{Link, LinkStatus};
 pub use poll::Poller;
 pub use slots::{RxMeta, RxSlots};
 pub use tun::{Tun, TunError};
+pub use udp::Udp;
 
 /// What a TUN queue can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

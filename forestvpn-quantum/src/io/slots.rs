@@ -34,16 +34,23 @@ pub struct RxSlots {
     far: Vec<u8>,
     metas: Vec<RxMeta>,
     count: usize,
+    whole: usize,
 }
 
 impl RxSlots {
     /// Allocates `count` slots. About 2 KiB of memory each, up to 66 KiB once long datagrams came in.
     pub fn new(count: usize) -> Self {
+        Self::with_whole(count, WHOLE)
+    }
+
+    /// With room for `whole` bytes per datagram; less than UDP can carry only in tests.
+    pub(super) fn with_whole(count: usize, whole: usize) -> Self {
         Self {
             near: vec![0; count.saturating_mul(NEAR)],
-            far: vec![0; count.saturating_mul(WHOLE)],
+            far: vec![0; count.saturating_mul(whole)],
             metas: Vec::with_capacity(count),
             count,
+            whole,
         }
     }
 
@@ -65,19 +72,19 @@ impl RxSlots {
     /// Where a datagram for slot `i` goes: its first bytes here, what does not fit there.
     pub fn buffers(&mut self, i: usize) -> Option<(&mut [u8], &mut [u8])> {
         let near = self.near.chunks_exact_mut(NEAR).nth(i)?;
-        let far = self.far.chunks_exact_mut(WHOLE).nth(i)?.get_mut(NEAR..)?;
+        let far = self.far.chunks_exact_mut(self.whole).nth(i)?.get_mut(NEAR..)?;
         Some((near, far))
     }
 
     /// Notes that a slot was filled, in order of arrival, and puts a long datagram together. Slots beyond the
     /// last, and lengths beyond the slot, are not noted.
     pub fn push(&mut self, meta: RxMeta) {
-        if meta.slot >= self.count || meta.len > WHOLE || self.metas.len() >= self.count {
+        if meta.slot >= self.count || meta.len > self.whole || self.metas.len() >= self.count {
             return;
         }
         if meta.len > NEAR
             && let Some(near) = self.near.chunks_exact(NEAR).nth(meta.slot)
-            && let Some(far) = self.far.chunks_exact_mut(WHOLE).nth(meta.slot)
+            && let Some(far) = self.far.chunks_exact_mut(self.whole).nth(meta.slot)
             && let Some(head) = far.get_mut(..NEAR)
         {
             head.copy_from_slice(near);
@@ -89,7 +96,7 @@ impl RxSlots {
     pub fn received(&mut self, i: usize) -> Option<Received<'_>> {
         let meta = *self.metas.get(i)?;
         let slot = if meta.len > NEAR {
-            self.far.chunks_exact_mut(WHOLE).nth(meta.slot)
+            self.far.chunks_exact_mut(self.whole).nth(meta.slot)
         } else {
             self.near.chunks_exact_mut(NEAR).nth(meta.slot)
         };

@@ -1,0 +1,584 @@
+//! The UDP socket pair: batches of datagrams in and out, and what happens when the kernel refuses some.
+//!
+//! The worker owns it. Nothing that a peer or a network does may end its loop: what cannot be sent is counted
+//! and dropped, as a network would.
+#![expect(unsafe_code, reason = "std has neither recvmmsg nor sendmmsg")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use super::bind::{Pair, SocketBuffers};
+use super::cmsg::{self, Control, NAME_LEN};
+use super::fd::wait_writable;
+use super::{Poller, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
+use crate::batch::{Endpoint, Train, canonical};
+
+/// Datagrams per system call.
+const BATCH: usize = 64;
+/// How long a full socket buffer is waited for before datagrams are dropped.
+const FULL_WAIT: Duration = Duration::from_millis(1);
+/// Lost sources kept until they are polled.
+const MAX_LOST_SOURCES: usize = 64;
+
+/// One message of a batch and all it points to.
+struct Message {
+    name: [u8; NAME_LEN],
+    control: Control,
+    parts: [libc::iovec; 2],
+}
+
+/// Memory for one system call, allocated once. The pointers in it are set anew before each call and never
+/// used after it.
+struct Batch {
+    messages: [Message; BATCH],
+    headers: [libc::mmsghdr; BATCH],
+}
+
+// SAFETY: what makes it not `Send` by itself are raw pointers that are dead outside of a call, see above.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    fn new() -> Box<Self> {
+        let message = || Message {
+            name: [0; NAME_LEN],
+            control: Control([0; 128]),
+            parts: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2],
+        };
+        // SAFETY: null pointers and zero lengths are a valid mmsghdr.
+        let header = || unsafe { std::mem::zeroed() };
+        Box::new(Self {
+            messages: std::array::from_fn(|_| message()),
+            headers: std::array::from_fn(|_| header()),
+        })
+    }
+}
+
+/// The UDP sockets of one tunnel.
+pub struct Udp {
+    pair: Option<Pair>,
+    rx: Box<Batch>,
+    tx: Box<Batch>,
+    lost_sources: Vec<Endpoint>,
+    counters: UdpCounters,
+}
+
+impl std::fmt::Debug for Udp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Udp").field("pair", &self.pair).finish_non_exhaustive()
+    }
+}
+
+impl Default for Udp {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Udp {
+    /// Closed sockets.
+    pub fn new() -> Self {
+        Self {
+            pair: None,
+            rx: Batch::new(),
+            tx: Batch::new(),
+            lost_sources: Vec::with_capacity(MAX_LOST_SOURCES),
+            counters: UdpCounters::default(),
+        }
+    }
+
+    /// What the kernel granted, while open: small values mean losses under bursts.
+    pub fn buffers(&self) -> Option<SocketBuffers> {
+        self.pair.as_ref().map(|pair| pair.buffers)
+    }
+
+    /// Whether IPv6 is open; without it datagrams to IPv6 endpoints are counted as lost.
+    pub fn has_ipv6(&self) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.v6.is_some())
+    }
+}
+
+impl UdpQueue for Udp {
+    fn recv(&mut self, slots: &mut RxSlots) -> io::Result<usize> {
+        slots.clear();
+        let Some(pair) = &self.pair else { return Err(io::ErrorKind::WouldBlock.into()) };
+        let Batch { messages, headers } = &mut *self.rx;
+        let room = slots.count().min(BATCH);
+        for (i, (message, header)) in messages.iter_mut().zip(headers.iter_mut()).enumerate().take(room) {
+            let Some((near, far)) = slots.buffers(i) else { break };
+            message.parts = [part(near), part(far)];
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut message.name).cast();
+            header.msg_namelen = NAME_LEN as _;
+            header.msg_iov = (&raw mut message.parts).cast();
+            header.msg_iovlen = 2;
+            header.msg_control = (&raw mut message.control).cast();
+            header.msg_controllen = size_of::<Control>() as _;
+            header.msg_flags = 0;
+        }
+
+        let mut filled = 0;
+        for socket in [&pair.v4, &pair.v6].into_iter().flatten() {
+            let Some(free) = headers.get_mut(filled..room).filter(|h| !h.is_empty()) else { break };
+            filled += read(socket.as_fd(), free, &mut self.counters);
+        }
+
+        for (slot, (message, header)) in messages.iter().zip(headers.iter()).enumerate().take(filled) {
+            let (len, flags) = (header.msg_len as usize, header.msg_hdr.msg_flags);
+            //@ C-FMT-4
+            if flags & libc::MSG_TRUNC != 0 {
+                self.counters.truncated += 1;
+                continue;
+            }
+            let Some(remote) = cmsg::decode(&message.name) else {
+                self.counters.receive_errors += 1;
+                continue;
+            };
+            let said = header.msg_hdr.msg_controllen as usize;
+            let arrival = cmsg::parse(message.control.0.get(..said).unwrap_or_default());
+            let from = Endpoint { remote, local: arrival.local };
+            slots.push(RxMeta { slot, len, stride: len, from, ecn: arrival.ecn });
+        }
+        self.counters.received += slots.filled() as u64;
+        if filled == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // All were cut short, say: more may wait, though none of these is of use.
+        Ok(if filled == room { slots.count() } else { slots.filled() })
+    }
+
+    fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
+        let Self { pair, tx, lost_sources, counters, .. } = self;
+        let mut sender = Sender { tx, used: 0, owners: [0; BATCH], trains, lost_sources, counters };
+        let mut socket = None;
+        for (owner, train) in trains.iter().enumerate() {
+            let Some(fd) = pair.as_ref().and_then(|pair| pair.towards(&train.to.remote)) else {
+                sender.counters.lost_no_socket += train.count() as u64;
+                continue;
+            };
+            let change = socket.is_some_and(|open: BorrowedFd<'_>| open.as_raw_fd() != fd.as_raw_fd());
+            if let Some(before) = socket.filter(|_| change) {
+                sender.flush(before);
+            }
+            socket = Some(fd);
+            for datagram in train.bytes.chunks(train.stride.max(1)) {
+                if sender.used == BATCH {
+                    sender.flush(fd);
+                }
+                sender.push(owner, train, datagram);
+            }
+        }
+        if let Some(fd) = socket {
+            sender.flush(fd);
+        }
+        Ok(trains.len())
+    }
+
+    fn caps(&self) -> UdpCaps {
+        UdpCaps { gso_segments: 1, gro: false }
+    }
+
+    fn open(&mut self, port: u16, fwmark: u32) -> io::Result<u16> {
+        if let Some(pair) = &mut self.pair
+            && port != 0
+            && pair.port == port
+        {
+            pair.set_fwmark(fwmark)?;
+            return Ok(port);
+        }
+        let pair = Pair::open(port, fwmark)?;
+        let port = pair.port;
+        self.pair = Some(pair);
+        Ok(port)
+    }
+
+    fn close(&mut self) {
+        self.pair = None;
+    }
+
+    fn port(&self) -> Option<u16> {
+        self.pair.as_ref().map(|pair| pair.port)
+    }
+
+    fn attach(&mut self, poller: &Poller) -> io::Result<()> {
+        let Some(pair) = &self.pair else { return Ok(()) };
+        [&pair.v4, &pair.v6].into_iter().flatten().try_for_each(|socket| poller.watch(socket.as_fd()))
+    }
+
+    fn poll_lost_source(&mut self) -> Option<Endpoint> {
+        self.lost_sources.pop()
+    }
+
+    fn counters(&self) -> UdpCounters {
+        self.counters
+    }
+}
+
+fn part(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
+/// One `recvmmsg` into `headers`, which the caller has just pointed at memory of its own. Gives how many
+/// datagrams came; errors are those of single datagrams and are counted.
+fn read(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr], counters: &mut UdpCounters) -> usize {
+    // An error that the network reported is taken off the socket by the call that returns it.
+    for _ in 0..BATCH {
+        counters.reads += 1;
+        // SAFETY: every header in the slice points at a name, two iovecs and a control buffer that live in
+        // `self.rx` and in `slots`, both borrowed by `Udp::recv` for the whole call and not moved meanwhile;
+        // the lengths are theirs. The kernel writes only there and into the headers. No time-out is given.
+        let result = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                headers.len() as _,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        if let Ok(n) = usize::try_from(result) {
+            return n;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return 0,
+            io::ErrorKind::Interrupted => {}
+            _ => counters.receive_errors += 1,
+        }
+    }
+    0
+}
+
+/// Messages on their way into one `sendmmsg`.
+struct Sender<'a, 'b> {
+    tx: &'a mut Batch,
+    used: usize,
+    /// Which train each message belongs to.
+    owners: [usize; BATCH],
+    trains: &'a [Train<'b>],
+    lost_sources: &'a mut Vec<Endpoint>,
+    counters: &'a mut UdpCounters,
+}
+
+impl Sender<'_, '_> {
+    fn push(&mut self, owner: usize, train: &Train<'_>, datagram: &[u8]) {
+        let i = self.used;
+        let same = i > 0 && self.owners.get(i - 1) == Some(&owner);
+        let known = same.then(|| self.tx.headers.get(i - 1).map(|h| h.msg_hdr)).flatten();
+        let (Some(message), Some(header), Some(place)) =
+            (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i), self.owners.get_mut(i))
+        else {
+            return;
+        };
+        *place = owner;
+        self.used += 1;
+        // The kernel only reads it.
+        let base = datagram.as_ptr().cast_mut().cast();
+        message.parts[0] = libc::iovec { iov_base: base, iov_len: datagram.len() };
+        let header = &mut header.msg_hdr;
+        header.msg_iov = (&raw mut message.parts).cast();
+        header.msg_iovlen = 1;
+        if let Some(known) = known {
+            // Address and control messages are those of the train's first datagram.
+            (header.msg_name, header.msg_namelen) = (known.msg_name, known.msg_namelen);
+            (header.msg_control, header.msg_controllen) = (known.msg_control, known.msg_controllen);
+            return;
+        }
+        let to = Endpoint { remote: canonical(train.to.remote), ..train.to };
+        let local = to.local.filter(|_| !self.lost_sources.contains(&train.to));
+        let (name, name_len) = cmsg::encode(to.remote);
+        message.name = name;
+        let said = cmsg::build(&mut message.control, to.remote, local, train.ecn);
+        header.msg_name = (&raw mut message.name).cast();
+        header.msg_namelen = name_len as _;
+        header.msg_control = (&raw mut message.control).cast();
+        header.msg_controllen = said as _;
+    }
+
+    /// Sends what was pushed, each datagram once; what cannot be sent is counted.
+    fn flush(&mut self, socket: BorrowedFd<'_>) {
+        let (mut at, mut waited, mut without_source) = (0, false, None::<Endpoint>);
+        while let Some(rest) = self.tx.headers.get_mut(at..self.used).filter(|rest| !rest.is_empty()) {
+            self.counters.writes += 1;
+            // SAFETY: every header in the slice was set by `push` since the last flush: it points at an
+            // iovec, a name and a control buffer in `self.tx`, and at a datagram in `self.trains`, all of
+            // which live and stay where they are until `Udp::send` returns. The kernel writes only the
+            // lengths in the headers.
+            let result = unsafe {
+                libc::sendmmsg(
+                    socket.as_raw_fd(),
+                    rest.as_mut_ptr(),
+                    rest.len() as _,
+                    libc::MSG_DONTWAIT as _,
+                )
+            };
+            if let Ok(sent) = usize::try_from(result)
+                && sent > 0
+            {
+                if let Some(to) = without_source.filter(|_| self.endpoint(at) == without_source) {
+                    self.note_lost_source(to);
+                }
+                self.counters.sent += sent as u64;
+                at += sent;
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM if !waited => {
+                    waited = true;
+                    let _ = wait_writable(socket, FULL_WAIT);
+                }
+                libc::EAGAIN => {
+                    self.counters.lost_full += (self.used - at) as u64;
+                    break;
+                }
+                libc::ENOBUFS | libc::ENOMEM => {
+                    self.counters.lost_full += 1;
+                    at += 1;
+                }
+                //@ C-OUT-7
+                libc::EINVAL | libc::ENETUNREACH | libc::EADDRNOTAVAIL | libc::EHOSTUNREACH
+                    if self.endpoint(at) != without_source && self.drop_source(at) =>
+                {
+                    without_source = self.endpoint(at);
+                }
+                _ => {
+                    self.counters.lost_refused += 1;
+                    at += 1;
+                }
+            }
+        }
+        self.used = 0;
+    }
+
+    fn endpoint(&self, message: usize) -> Option<Endpoint> {
+        self.owners.get(message).and_then(|&owner| self.trains.get(owner)).map(|train| train.to)
+    }
+
+    /// Takes the local address off the messages from `at` on that go to the same endpoint. False when there
+    /// is none.
+    fn drop_source(&mut self, at: usize) -> bool {
+        let Some(to) = self.endpoint(at).filter(|to| to.local.is_some()) else { return false };
+        for i in at..self.used {
+            let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
+            let Some(train) = train.filter(|train| train.to == to) else { continue };
+            if let (Some(message), Some(header)) = (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i)) {
+                let said = cmsg::build(&mut message.control, to.remote, None, train.ecn);
+                header.msg_hdr.msg_control = (&raw mut message.control).cast();
+                header.msg_hdr.msg_controllen = said as _;
+            }
+        }
+        true
+    }
+
+    /// It went without the local address: that address is no good any more.
+    fn note_lost_source(&mut self, to: Endpoint) {
+        if self.lost_sources.len() < MAX_LOST_SOURCES && !self.lost_sources.contains(&to) {
+            self.lost_sources.push(to);
+            self.counters.source_lost += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+    use super::*;
+    use crate::batch::{Ecn, LocalAddr};
+
+    fn opened() -> (Udp, u16) {
+        let mut udp = Udp::new();
+        let port = udp.open(0, 0).unwrap();
+        (udp, port)
+    }
+
+    fn peer(addr: &str) -> (UdpSocket, SocketAddr) {
+        let socket = UdpSocket::bind(addr).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let addr = socket.local_addr().unwrap();
+        (socket, addr)
+    }
+
+    fn train(to: SocketAddr, stride: usize, bytes: &[u8]) -> Train<'_> {
+        Train { to: Endpoint::new(to), ecn: Ecn::NotEct, stride, bytes }
+    }
+
+    /// Loopback delivers at once, yet on a busy machine not always before the next line.
+    fn recv(udp: &mut Udp, slots: &mut RxSlots) -> usize {
+        for _ in 0..500 {
+            match udp.recv(slots) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(10))
+                }
+                other => return other.unwrap(),
+            }
+        }
+        panic!("nothing came within 5 s");
+    }
+
+    fn heard(socket: &UdpSocket) -> (Vec<u8>, SocketAddr) {
+        let mut buf = vec![0; 70_000];
+        let (len, from) = socket.recv_from(&mut buf).unwrap();
+        buf.truncate(len);
+        (buf, from)
+    }
+
+    #[test]
+    fn both_families_share_the_port_and_tell_who_sent_and_where_it_arrived() {
+        let (mut udp, port) = opened();
+        let mut slots = RxSlots::new(8);
+        for (at, target) in [("127.0.0.1:0", "127.0.0.2"), ("[::1]:0", "::1")] {
+            let (socket, addr) = peer(at);
+            let target: IpAddr = target.parse().unwrap();
+            socket.send_to(b"hello", (target, port)).unwrap();
+            assert_eq!(recv(&mut udp, &mut slots), 1);
+            let got = slots.received(0).unwrap();
+            assert_eq!((&*got.bytes, got.from.remote), (&b"hello"[..], addr));
+            assert_eq!(got.from.local.map(|l| l.ip), Some(target));
+        }
+        assert_eq!(udp.recv(&mut slots).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    //@test C-OUT-7
+    fn answer_leaves_from_the_address_that_was_reached() {
+        let (mut udp, port) = opened();
+        let mut slots = RxSlots::new(8);
+        let (socket, _) = peer("127.0.0.1:0");
+        socket.send_to(b"hello", ("127.0.0.2", port)).unwrap();
+        recv(&mut udp, &mut slots);
+        let from = slots.received(0).unwrap().from;
+        udp.send(&[Train { to: from, ecn: Ecn::NotEct, stride: 3, bytes: b"yes" }]).unwrap();
+        assert_eq!(heard(&socket), (b"yes".to_vec(), ("127.0.0.2".parse::<IpAddr>().unwrap(), port).into()));
+        assert_eq!(udp.poll_lost_source(), None);
+    }
+
+    #[test]
+    //@test C-OUT-7
+    fn source_that_is_no_longer_ours_is_left_out_and_reported_once() {
+        let (mut udp, port) = opened();
+        let (socket, addr) = peer("127.0.0.1:0");
+        let gone = LocalAddr { ip: "203.0.113.9".parse().unwrap(), ifindex: 0 };
+        let to = Endpoint { local: Some(gone), ..Endpoint::new(addr) };
+        udp.send(&[Train { to, ecn: Ecn::NotEct, stride: 1, bytes: b"abc" }]).unwrap();
+        for expected in [b"a", b"b", b"c"] {
+            let from: SocketAddr = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
+            assert_eq!(heard(&socket), (expected.to_vec(), from));
+        }
+        assert_eq!(udp.poll_lost_source(), Some(to));
+        assert_eq!(udp.poll_lost_source(), None);
+        assert_eq!((udp.counters().sent, udp.counters().source_lost), (3, 1));
+    }
+
+    #[test]
+    fn ecn_bits_cross_the_wire_in_both_families() {
+        let (mut a, _) = opened();
+        let (mut b, port) = opened();
+        let mut slots = RxSlots::new(8);
+        for to in ["127.0.0.1", "::1"] {
+            let to = Endpoint::new((to.parse::<IpAddr>().unwrap(), port).into());
+            for ecn in [Ecn::Ect0, Ecn::Ce, Ecn::NotEct] {
+                a.send(&[Train { to, ecn, stride: 1, bytes: b"x" }]).unwrap();
+                recv(&mut b, &mut slots);
+                assert_eq!(slots.received(0).unwrap().ecn, ecn);
+            }
+        }
+    }
+
+    #[test]
+    fn trains_of_any_length_to_both_families_arrive_whole_and_in_order() {
+        let (mut udp, _) = opened();
+        let (four, four_addr) = peer("127.0.0.1:0");
+        let (six, six_addr) = peer("[::1]:0");
+        let bytes: Vec<u8> = (0..201).collect();
+        let trains = [train(four_addr, 2, &bytes), train(six_addr, 50, &bytes), train(four_addr, 7, b"end")];
+        assert_eq!(udp.send(&trains).unwrap(), 3);
+        for chunk in bytes.chunks(2).chain([&b"end"[..]]) {
+            assert_eq!(heard(&four).0, chunk);
+        }
+        for chunk in bytes.chunks(50) {
+            assert_eq!(heard(&six).0, chunk);
+        }
+        assert_eq!(udp.counters().sent, 101 + 5 + 1);
+        assert_eq!(udp.counters().writes, 4);
+    }
+
+    #[test]
+    //@test C-FMT-4
+    fn longest_datagram_arrives_whole_and_one_beyond_the_slot_is_dropped_and_counted() {
+        let (mut udp, port) = opened();
+        let (socket, _) = peer("127.0.0.1:0");
+        let long: Vec<u8> = (0..65_507).map(|i| (i % 251) as u8).collect();
+        let mut slots = RxSlots::new(4);
+        socket.send_to(&long, ("127.0.0.1", port)).unwrap();
+        recv(&mut udp, &mut slots);
+        assert_eq!(slots.received(0).unwrap().bytes, long);
+
+        let mut short = RxSlots::with_whole(4, 3000);
+        socket.send_to(&long[..3001], ("127.0.0.1", port)).unwrap();
+        socket.send_to(b"next", ("127.0.0.1", port)).unwrap();
+        while short.filled() == 0 {
+            recv(&mut udp, &mut short);
+        }
+        assert_eq!(short.received(0).unwrap().bytes, b"next");
+        assert_eq!(udp.counters().truncated, 1);
+    }
+
+    #[test]
+    fn port_in_use_is_refused_and_the_old_sockets_go_on() {
+        let (mut udp, port) = opened();
+        let (socket, taken) = peer("0.0.0.0:0");
+        let error = udp.open(taken.port(), 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EADDRINUSE));
+        assert_eq!(udp.port(), Some(port));
+        socket.send_to(b"still here", ("127.0.0.1", port)).unwrap();
+        assert_eq!(recv(&mut udp, &mut RxSlots::new(8)), 1);
+    }
+
+    #[test]
+    fn port_taken_on_ipv6_only_is_refused_as_well() {
+        let (mut udp, _) = opened();
+        let (_socket, taken) = peer("[::1]:0");
+        assert_eq!(udp.open(taken.port(), 0).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn same_port_again_keeps_the_socket_and_what_waits_in_it() {
+        let (mut udp, port) = opened();
+        let (socket, _) = peer("127.0.0.1:0");
+        socket.send_to(b"waiting", ("127.0.0.1", port)).unwrap();
+        assert_eq!(udp.open(port, 0).unwrap(), port);
+        assert_eq!(recv(&mut udp, &mut RxSlots::new(8)), 1);
+        assert_ne!(udp.open(0, 0).unwrap(), port);
+    }
+
+    #[test]
+    fn closed_sockets_and_unreachable_peers_are_counted_and_end_nothing() {
+        let mut udp = Udp::new();
+        let nobody: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        assert_eq!(udp.send(&[train(nobody, 1, b"ab")]).unwrap(), 1);
+        assert_eq!(udp.counters().lost_no_socket, 2);
+        assert!(udp.recv(&mut RxSlots::new(1)).is_err());
+
+        udp.open(0, 0).unwrap();
+        let mut slots = RxSlots::new(1);
+        for _ in 0..10 {
+            // ICMP port unreachable comes back each time.
+            assert_eq!(udp.send(&[train(nobody, 1, b"a")]).unwrap(), 1);
+            assert_eq!(udp.recv(&mut slots).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
+        let zero: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        udp.send(&[train(zero, 1, b"a"), train(nobody, 65_508, &[0; 65_508])]).unwrap();
+        assert_eq!(udp.counters().lost_refused, 2);
+    }
+
+    #[test]
+    fn granted_buffers_are_reported() {
+        let (udp, _) = opened();
+        let buffers = udp.buffers().unwrap();
+        assert!(buffers.receive >= 100_000 && buffers.send >= 100_000, "{buffers:?}");
+        assert_eq!(Udp::new().buffers(), None);
+    }
+}
