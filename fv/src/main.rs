@@ -6,6 +6,7 @@ mod config;
 mod control;
 mod ifname;
 mod key;
+mod link;
 mod logger;
 mod namespace;
 mod netlink;

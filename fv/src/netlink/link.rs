@@ -106,6 +106,12 @@ impl Netlink {
         self.change(what, RouteNetlinkMessage::SetLink(message), 0)
     }
 
+    /// Moves interface `index` into the network namespace `to`.
+    pub(crate) fn move_link(&mut self, index: u32, to: BorrowedFd<'_>) -> Result<()> {
+        let attribute = LinkAttribute::NetNsFd(to.as_raw_fd());
+        self.set_link("move the interface to another network namespace", index, Some(attribute), None)
+    }
+
     /// Removes interface `index`.
     pub(crate) fn delete_link(&mut self, index: u32) -> Result<()> {
         let mut message = LinkMessage::default();

@@ -1,5 +1,5 @@
-//! rtnetlink, one request at a time: what wg-quick does with `ip`, without iproute2. Used by `fv up`, by the
-//! link monitor and by the demo. A [`Netlink`] belongs to the network namespace of the thread that opened it.
+//! rtnetlink, one request at a time: what wg-quick does with `ip`, without iproute2. Used by `fv up`
+//! and by the demo. A [`Netlink`] belongs to the network namespace of the thread that opened it.
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "the kernel's attributes are many and grow; few are ours"
@@ -12,7 +12,6 @@ mod tests;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -105,43 +104,17 @@ pub(crate) struct Netlink {
 impl Netlink {
     /// Opens a socket in the calling thread's network namespace.
     pub(crate) fn open() -> Result<Self> {
-        Self::open_socket(0)
-            .map_err(|e| Error::new("talk to the kernel's network configuration (netlink)", e))
+        Self::open_socket().map_err(|e| Error::new("talk to the kernel's network configuration (netlink)", e))
     }
 
-    /// Opens a socket that is told about link changes; only [`Netlink::drain`] and polling make sense on it.
-    pub(crate) fn open_link_events() -> Result<Self> {
-        // RTMGRP_LINK: as a group mask in the address, so that it is joined by the bind itself.
-        const LINK_GROUP: u32 = 1;
-        let open = || {
-            let opened = Self::open_socket(LINK_GROUP)?;
-            opened.socket.set_non_blocking(true)?;
-            Ok(opened)
-        };
-        open().map_err(|e| Error::new("follow link changes (netlink)", e))
-    }
-
-    fn open_socket(groups: u32) -> io::Result<Self> {
+    fn open_socket() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind(&SocketAddr::new(0, groups))?;
+        socket.bind(&SocketAddr::new(0, 0))?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // Both only make answers better; kernels before 4.12 and 4.20 do without.
         let _ = socket.set_cap_ack(true).and_then(|()| socket.set_ext_ack(true));
         let _ = socket.set_netlink_get_strict_chk(true);
         Ok(Self { socket, sequence: 0, buffer: vec![0; RECV_BYTES] })
-    }
-
-    /// Throws away every event that waits; true when there was one.
-    pub(crate) fn drain(&mut self) -> bool {
-        let mut any = false;
-        loop {
-            match self.socket.recv(&mut self.buffer.as_mut_slice(), 0) {
-                Ok(_) => any = true,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // ENOBUFS: events were lost, so something did change.
-                Err(e) => return any || e.raw_os_error() == Some(Errno::ENOBUFS as i32),
-            }
-        }
     }
 
     /// A change: sent, and acknowledged by the kernel.
@@ -220,12 +193,6 @@ impl Netlink {
                 }
             }
         }
-    }
-}
-
-impl AsFd for Netlink {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 
