@@ -319,3 +319,7 @@ pub(crate) fn complete(
     let [send, receive] = symmetric.split();
     Ok(Derived { send, receive, local: state.index, remote: wire::u32_at(message, 4) })
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/transcripts.rs"]
+mod tests;
