@@ -17,7 +17,7 @@ use crate::event::{Discard, Event};
 use crate::index::Indices;
 use crate::ip;
 use crate::limiter::Limiter;
-use crate::offload::VnetHdr;
+use crate::offload::split::Splitter;
 use crate::peer::Local;
 use crate::peers::Peers;
 use crate::route::Routes;
@@ -57,6 +57,11 @@ impl Default for DeviceConfig {
         Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024 }
     }
 }
+
+/// Most datagrams of one train: what the kernel takes in one send (`UDP_MAX_SEGMENTS`).
+const MAX_TRAIN: usize = 64;
+/// Most bytes of one train: the payload limit of one IPv4 datagram.
+const MAX_TRAIN_BYTES: usize = 65_507;
 
 /// Events kept for an owner that does not poll; older ones are dropped.
 const MAX_EVENTS: usize = 1024;
@@ -155,51 +160,71 @@ impl Device {
 
     // -- outward --------------------------------------------------------------------------------------
 
-    /// One TUN read becomes datagrams in `out`; gives how many. A packet for a peer without a session waits,
+    /// One TUN read, a plain packet or a super-packet, becomes datagrams in `out`; gives how many. A packet for a peer without a session waits,
     /// and a handshake is begun (0 datagrams of data then, but an initiation may be in `out`).
     ///
     /// # Errors
     /// Why the packet was not let through; it is counted already.
     pub fn outbound(&mut self, now: Now, frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
-        let sent = self.outward(now, &frame, out);
+        let sent = self.outward(now, frame, out);
         if let Err(why) = sent {
             self.discard(why, 1);
         }
         sent
     }
 
-    fn outward(&mut self, now: Now, frame: &Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
-        if frame.hdr.gso_type != VnetHdr::GSO_NONE || frame.hdr.flags & VnetHdr::NEEDS_CSUM != 0 {
-            return Err(Discard::BadOffload);
-        }
-        let packet = &*frame.bytes;
-        let to = ip::destination(packet).ok_or(Discard::NotIp)?;
+    fn outward(&mut self, now: Now, mut frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
+        let to = ip::destination(frame.bytes).ok_or(Discard::NotIp)?;
         let id = self.route(to).ok_or(Discard::NoRoute)?;
         if !self.up {
             return Err(Discard::Down);
         }
-        let entry = self.peers.get_mut(id).ok_or(Discard::NoRoute)?;
-        let peer = &mut entry.peer;
+        let peer = &mut self.peers.get_mut(id).ok_or(Discard::NoRoute)?.peer;
         //@ C-STG-4
         let endpoint = peer.endpoint.ok_or(Discard::NoEndpoint)?;
-        if !peer.staging.is_empty() || peer.seal_key(now.mono).is_none() {
-            self.stage(id, packet);
-            return Ok(self.flush(id, now, out));
-        }
-        let Some((counter, key)) = peer.seal_key(now.mono).and_then(|k| Some((k.reserve(1, now.mono)?, k)))
-        else {
-            self.stage(id, packet);
+        let ecn = ip::encapsulated(ip::ecn(frame.bytes));
+        let cut = Splitter::new(&mut frame)?;
+        let key = peer.seal_key(now.mono).filter(|_| peer.staging.is_empty());
+        let Some((first, key)) = key.and_then(|k| Some((k.reserve(cut.count(), now.mono)?, k))) else {
+            self.stage_all(id, &cut);
             return Ok(self.flush(id, now, out));
         };
-        let len = datagram_len(packet.len(), self.config.mtu.into());
-        let ecn = ip::encapsulated(ip::ecn(packet));
-        let slot = out.reserve(endpoint, ecn, len, 1).ok_or(Discard::NoRoom)?;
-        session::lay(packet, slot);
-        key.seal(counter, slot);
-        out.commit(len);
-        let rekey = peer.sent(now.mono, len, true);
+        // One super-packet has one destination: one peer, one key, one reservation of counters. Its segments
+        // are equal but for the last, hence the datagrams too: that is what one send takes.
+        let mtu = self.config.mtu.into();
+        let stride = datagram_len(cut.len(0), mtu);
+        let per_train = (MAX_TRAIN_BYTES / stride).clamp(1, MAX_TRAIN);
+        let (mut sent, mut bytes) = (0, 0);
+        while sent < cut.count() {
+            let count = per_train.min(cut.count() - sent);
+            let Some(train) = out.reserve(endpoint, ecn, stride, count) else { break };
+            let mut len = 0;
+            for (datagram, i) in train.chunks_mut(stride).zip(sent..sent + count) {
+                let Some(datagram) = datagram.get_mut(..datagram_len(cut.len(i), mtu)) else { break };
+                session::lay(datagram, cut.len(i), |packet| cut.write(i, packet));
+                key.seal(first + i as u64, datagram);
+                len += datagram.len();
+            }
+            out.commit(len);
+            sent += count;
+            bytes += len;
+        }
+        let lost = cut.count() - sent;
+        let rekey = sent > 0 && peer.sent(now.mono, bytes, true);
+        self.discard(Discard::NoRoom, lost);
         self.after_send(id, rekey, now, out);
-        Ok(1)
+        Ok(sent)
+    }
+
+    /// Lets each packet of a frame wait.
+    fn stage_all(&mut self, id: PeerId, cut: &Splitter<'_>) {
+        let mut packet = Vec::new();
+        for i in 0..cut.count() {
+            packet.resize(cut.len(i), 0);
+            if cut.write(i, &mut packet).is_some() {
+                self.stage(id, &packet);
+            }
+        }
     }
 
     fn after_send(&mut self, id: PeerId, rekey: bool, now: Now, out: &mut impl Outbox) {
@@ -243,7 +268,7 @@ impl Device {
                 stuck = true;
                 break;
             };
-            session::lay(packet, slot);
+            session::lay(slot, packet.len(), |to| to.copy_from_slice(packet));
             key.seal(counter, slot);
             out.commit(len);
             let data = !packet.is_empty();

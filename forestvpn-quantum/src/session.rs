@@ -122,12 +122,13 @@ pub(crate) const fn datagram_len(len: usize, mtu: usize) -> usize {
     padded(len, mtu) + DATA_OVERHEAD
 }
 
-/// Writes `packet` where [`SealKey::seal`] wants it: after the header, zero-padded up to the tag.
-pub(crate) fn lay(packet: &[u8], datagram: &mut [u8]) {
+/// Lets `write` put an IP packet of `len` bytes where [`SealKey::seal`] wants it, and pads it with zeros up to
+/// the tag.
+pub(crate) fn lay<R>(datagram: &mut [u8], len: usize, write: impl FnOnce(&mut [u8]) -> R) {
     let end = datagram.len().saturating_sub(TAG);
     let Some(body) = datagram.get_mut(DATA_HEADER..end) else { return };
-    if let Some((text, padding)) = body.split_at_mut_checked(packet.len()) {
-        text.copy_from_slice(packet);
+    if let Some((packet, padding)) = body.split_at_mut_checked(len) {
+        write(packet);
         padding.fill(0);
     }
 }

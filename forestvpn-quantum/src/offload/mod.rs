@@ -1,5 +1,8 @@
 //! What the kernel promises about a packet that crosses a TUN device with `IFF_VNET_HDR`.
 
+pub(crate) mod checksum;
+pub(crate) mod split;
+
 /// `struct virtio_net_hdr`: ten bytes before each packet, native endian (`linux/virtio_net.h`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHdr {
