@@ -294,7 +294,7 @@ impl Device {
             self.flush(id, now, out);
         }
         if let Some(entry) = self.peers.get_mut(id) {
-            entry.peer.timers.rearm_persistent(now.mono);
+            entry.peer.timers.kept_alive(now.mono);
         }
         self.schedule(id);
     }

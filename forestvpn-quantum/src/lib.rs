@@ -2,6 +2,14 @@
 
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+// Tests in the crate run on the same virtual clock as those in tests/it.
+#[cfg(test)]
+extern crate self as forestvpn_quantum;
+#[cfg(test)]
+#[path = "../tests/it/harness.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod harness;
+
 pub mod batch;
 pub mod config;
 mod cookie;

@@ -25,13 +25,12 @@ pub(crate) struct Local {
     pub(crate) private: PrivateKey,
     pub(crate) public: PublicKey,
     pub(crate) checker: Checker,
-    pub(crate) timestamps: TimestampSource,
 }
 
 impl Local {
     pub(crate) fn new(private: PrivateKey) -> Self {
         let public = private.public_key();
-        Self { private, public, checker: Checker::new(&public), timestamps: TimestampSource::default() }
+        Self { private, public, checker: Checker::new(&public) }
     }
 }
 
@@ -93,6 +92,9 @@ pub(crate) struct Peer {
     keypairs: Keypairs,
     pub(crate) timers: Timers,
     signer: Signer,
+    /// One per peer: a shared one would run ahead of the clock when many peers are called at once, and lock us
+    /// out after a restart.
+    timestamps: TimestampSource,
     latest_timestamp: Timestamp,
     last_consumed: Option<Instant>,
     pub(crate) endpoint: Option<Endpoint>,
@@ -111,6 +113,7 @@ impl Peer {
             keypairs: Keypairs::default(),
             timers: Timers::new(jitter),
             signer: Signer::new(&public),
+            timestamps: TimestampSource::default(),
             latest_timestamp: [0; 12],
             last_consumed: None,
             endpoint: None,
@@ -170,13 +173,13 @@ impl Peer {
     /// with this peer is possible (no key of ours, low-order key of theirs).
     pub(crate) fn initiate(
         &mut self,
-        local: &mut Local,
+        local: &Local,
         index: u32,
         now: Now,
         entropy: &mut dyn Entropy,
     ) -> Option<[u8; INITIATION]> {
         //@ C-HS-6
-        let timestamp = local.timestamps.next(now.unix);
+        let timestamp = self.timestamps.next(now.unix);
         let (mut message, state) = handshake::initiate(
             handshake::ephemeral(entropy),
             &local.public,

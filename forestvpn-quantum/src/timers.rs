@@ -52,6 +52,8 @@ pub(crate) struct Timers {
     wipe: Instant,
     flush: Instant,
     another_keepalive: bool,
+    /// The keepalive that is due is to be followed by another one.
+    keepalive_again: bool,
     /// Rekey on receive was already asked for in this session (C-TMR-8).
     last_minute: bool,
     attempts: u32,
@@ -71,6 +73,7 @@ impl Timers {
             wipe: OFF,
             flush: OFF,
             another_keepalive: false,
+            keepalive_again: false,
             last_minute: false,
             attempts: 0,
             interval: 0,
@@ -126,10 +129,7 @@ impl Timers {
         }
         if due(&mut self.keepalive) {
             //@ C-TMR-5
-            if self.another_keepalive {
-                self.another_keepalive = false;
-                self.keepalive = now.after(KEEPALIVE_TIMEOUT);
-            }
+            self.keepalive_again = core::mem::take(&mut self.another_keepalive);
             return Some(Due::Keepalive);
         }
         if due(&mut self.persistent) {
@@ -189,8 +189,8 @@ impl Timers {
 
     /// Any authenticated packet was sent.
     pub(crate) fn sent(&mut self, now: Instant) {
+        // As in the kernel, a wish for another keepalive outlives what is sent meanwhile.
         self.keepalive = OFF;
-        self.another_keepalive = false;
         self.traversed(now);
     }
 
@@ -225,8 +225,12 @@ impl Timers {
         }
     }
 
-    /// Nothing could be sent on a persistent keepalive: try again after the interval.
-    pub(crate) fn rearm_persistent(&mut self, now: Instant) {
+    /// A keepalive was sent or tried. Arms the next one where sending it did not.
+    pub(crate) fn kept_alive(&mut self, now: Instant) {
+        //@ C-TMR-5
+        if core::mem::take(&mut self.keepalive_again) {
+            self.keepalive = now.after(KEEPALIVE_TIMEOUT);
+        }
         if self.interval != 0 && self.persistent == OFF {
             self.traversed(now);
         }
@@ -240,9 +244,12 @@ impl Timers {
     /// Sets the interval; gives whether it was turned on.
     pub(crate) fn set_interval(&mut self, seconds: u16, now: Instant) -> bool {
         let turned_on = self.interval == 0 && seconds != 0;
-        self.interval = seconds;
-        self.persistent = OFF;
-        self.traversed(now);
+        // Setting the same again must not put off the next one.
+        if self.interval != seconds {
+            self.interval = seconds;
+            self.persistent = OFF;
+            self.traversed(now);
+        }
         turned_on
     }
 

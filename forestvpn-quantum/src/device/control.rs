@@ -52,7 +52,7 @@ impl Device {
         }
         self.last_route = None;
         if let Some(key) = &update.private_key {
-            self.set_private_key(key.as_ref());
+            self.set_private_key(key.as_ref(), now, out);
         }
         if update.listen_port.is_some() || update.fwmark.is_some() {
             //@ C-OUT-8
@@ -68,16 +68,13 @@ impl Device {
         Ok(())
     }
 
-    fn set_private_key(&mut self, key: Option<&PrivateKey>) {
+    fn set_private_key(&mut self, key: Option<&PrivateKey>, now: Now, out: &mut impl Outbox) {
         //@ C-HS-10
         if self.local.as_ref().map(|l| &l.private) == key {
             return;
         }
-        let timestamps = self.local.take().map(|l| l.timestamps);
+        let first = self.local.is_none() && self.up;
         self.local = key.map(|k| Local::new(k.clone()));
-        if let (Some(local), Some(timestamps)) = (&mut self.local, timestamps) {
-            local.timestamps = timestamps;
-        }
         if let Some(id) = self.local.as_ref().and_then(|l| self.peers.find(&l.public)) {
             self.remove(id);
         }
@@ -87,6 +84,10 @@ impl Device {
             if let Some(entry) = self.peers.get_mut(id) {
                 let ended = entry.peer.rekey_local(self.local.as_ref());
                 self.indices.free(ended);
+            }
+            // What waited for a key of ours may go now.
+            if first {
+                self.flush(id, now, out);
             }
         }
     }
@@ -182,9 +183,7 @@ impl Device {
         for id in self.peers.ids() {
             let Some(entry) = self.peers.get_mut(id) else { continue };
             if up {
-                let seconds = entry.peer.timers.interval();
-                entry.peer.timers.set_interval(seconds, now.mono);
-                if seconds != 0 {
+                if entry.peer.timers.interval() != 0 {
                     self.keepalive(id, now, out);
                 }
             } else {

@@ -163,7 +163,7 @@ impl Device {
             self.schedule(id);
             return;
         }
-        let Some(local) = &mut self.local else { return };
+        let Some(local) = &self.local else { return };
         self.indices.free(peer.clear_handshake());
         let index = self.indices.allocate(id, Kind::Handshake, &mut *self.entropy);
         match peer.initiate(local, index, now, &mut *self.entropy) {

@@ -72,7 +72,6 @@ impl Device {
                     let (keypairs, handshake) = entry.peer.wipe();
                     self.free(keypairs);
                     self.indices.free(handshake);
-                    self.drop_staged(id);
                     if had {
                         self.event(Event::SessionExpired(id));
                     }

@@ -135,6 +135,8 @@ pub struct World {
     pub filter: Filter,
     /// Wall clock minus virtual time; a test may step it.
     pub unix: Duration,
+    /// Seed of the next device; every one is different.
+    seed: u64,
 }
 
 pub const A: usize = 0;
@@ -155,17 +157,44 @@ impl World {
             flying: VecDeque::new(),
             filter: Box::new(|_| Fate::Pass),
             unix: EPOCH,
+            seed: 7,
         };
         for i in 0..count {
             let key = PrivateKey::new([i as u8 + 1; 32]);
-            let mut device = Device::new(DeviceConfig::default(), Box::new(Seeded(i as u64 + 7)));
-            let update = DeviceUpdate { private_key: Some(Some(key.clone())), ..Default::default() };
-            device.configure(&update, world.now(), &mut Collect::default()).unwrap();
-            device.set_up(true, world.now(), &mut Collect::default());
+            let device = world.device(&key);
             let addr = format!("192.0.2.{}:{}", i + 1, 51820 + i).parse().unwrap();
             world.hosts.push(Host { device, key, addr, delivered: Vec::new() });
         }
         world
+    }
+
+    /// A device with `key`, up, without peers.
+    fn device(&mut self, key: &PrivateKey) -> Device {
+        let mut device = Device::new(DeviceConfig::default(), Box::new(Seeded(self.seed)));
+        self.seed += 1;
+        let update = DeviceUpdate { private_key: Some(Some(key.clone())), ..Default::default() };
+        device.configure(&update, self.now(), &mut Collect::default()).unwrap();
+        device.set_up(true, self.now(), &mut Collect::default());
+        device
+    }
+
+    /// The process at `host` ends and a new one starts, with the same key and `of` as its peer.
+    pub fn restart(&mut self, host: usize, of: usize) {
+        let key = self.hosts[host].key.clone();
+        self.hosts[host].device = self.device(&key);
+        self.introduce(host, of, true);
+    }
+
+    /// A valid initiation from the owner of `host`'s key to `of`, dated now; `host` knows nothing of it.
+    pub fn initiation(&mut self, host: usize, of: usize) -> Vec<u8> {
+        let mut device = self.device(&self.hosts[host].key.clone());
+        let mut peer = PeerUpdate::new(self.hosts[of].public());
+        peer.endpoint = Some(self.hosts[of].addr);
+        peer.persistent_keepalive = Some(1);
+        let mut out = Collect::default();
+        let update = DeviceUpdate { peers: vec![peer], ..Default::default() };
+        device.configure(&update, self.now(), &mut out).unwrap();
+        out.sent.remove(0).2
     }
 
     /// Two hosts that are each other's peer; both know where the other is.
@@ -270,6 +299,22 @@ impl World {
         panic!("host {host} stays due at {:?}", self.t);
     }
 
+    /// `sent` arrives where it was sent to, whatever became of it on the link.
+    pub fn deliver(&mut self, sent: &Sent) {
+        let host = self.hosts.iter().position(|h| h.addr == sent.to).unwrap();
+        self.inject_ecn(host, sent.from, &sent.bytes, sent.ecn);
+    }
+
+    /// From now on the link loses everything.
+    pub fn cut(&mut self) {
+        self.filter = Box::new(|_| Fate::Drop);
+    }
+
+    /// From now on the link loses nothing.
+    pub fn heal(&mut self) {
+        self.filter = Box::new(|_| Fate::Pass);
+    }
+
     /// Delivers everything that is due now on the wire, and what that causes.
     pub fn settle(&mut self) {
         for host in 0..self.hosts.len() {
@@ -327,6 +372,26 @@ impl World {
     /// Everything of message type `kind` that `host` sent.
     pub fn kind_by(&self, host: usize, kind: u8) -> Vec<Sent> {
         self.sent_by(host).into_iter().filter(|s| s.kind() == kind).collect()
+    }
+
+    /// The latest datagram of message type `kind` that `host` sent.
+    pub fn last(&self, host: usize, kind: u8) -> Sent {
+        self.kind_by(host, kind).pop().unwrap()
+    }
+
+    /// Empty data messages that `host` sent.
+    pub fn keepalives_by(&self, host: usize) -> Vec<Sent> {
+        self.sent_by(host).into_iter().filter(Sent::is_keepalive).collect()
+    }
+
+    /// What `host` refused for the reason `why`.
+    pub fn discarded(&self, host: usize, why: Discard) -> u64 {
+        self.hosts[host].discarded(why)
+    }
+
+    /// What `host` shows of its peer `of`.
+    pub fn peer(&self, host: usize, of: usize) -> PeerSnapshot {
+        self.hosts[host].peer(&self.hosts[of].public())
     }
 
     /// Payloads delivered at `host`, by time.
