@@ -77,6 +77,14 @@ impl Node {
     pub(crate) fn start_named(program: Program, host: &Host, name: &str) -> Self {
         let mut command = host.command(program.path().to_str().expect("a plain path"));
         command.args(["-f", name]);
+        if matches!(program, Program::Boringtun | Program::Gotatun) {
+            // They would look for the login name of a terminal, and end where there is none.
+            command.arg("--disable-drop-privileges").env("WG_THREADS", "1");
+        }
+        if program == Program::Boringtun {
+            // Its sockets connected to a peer's address do not hear the peer at a new one.
+            command.arg("--disable-connected-udp");
+        }
         Self::start_with(program, command, name)
     }
 
@@ -87,9 +95,6 @@ impl Node {
         let log = std::env::temp_dir().join(format!("fvt-{}.log", unique()));
         let out = File::create(&log).expect("log file");
         command.stdin(Stdio::null()).stdout(out.try_clone().expect("log file")).stderr(out);
-        if program == Program::Boringtun {
-            command.env("WG_SUDO", "1").env("WG_THREADS", "1");
-        }
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let mut node = Self { name: name.into(), program, child, log };
         let ready =
