@@ -94,7 +94,7 @@ pub(crate) struct Peer {
     signer: Signer,
     /// One per peer: a shared one would run ahead of the clock when many peers are called at once, and lock us
     /// out after a restart.
-    timestamps: TimestampSource,
+    pub(crate) timestamps: TimestampSource,
     latest_timestamp: Timestamp,
     last_consumed: Option<Instant>,
     pub(crate) endpoint: Option<Endpoint>,

@@ -122,7 +122,7 @@ impl Golden {
 /// What `peer` sends when `packet` is given to it.
 fn data(peer: &Peer, packet: &[u8], now: Instant) -> Vec<u8> {
     let mut out = vec![0xaa; session::datagram_len(packet.len(), 1420)];
-    session::lay(packet, &mut out);
+    session::lay(&mut out, packet.len(), |to| to.copy_from_slice(packet));
     let key = peer.seal_key(now).unwrap();
     key.seal(key.reserve(1, now).unwrap(), &mut out);
     out
@@ -223,7 +223,7 @@ fn cookie_reply_and_mac2_are_the_golden_ones_and_one_reply_is_taken_once() {
         assert!(to_r.accept_cookie(&reply, now.mono).is_err(), "the flag is cleared by success");
 
         // The same message again, which only a test can send: with the golden mac2 this time.
-        i.timestamps = TimestampSource::default();
+        to_r.timestamps = TimestampSource::default();
         let again = to_r.initiate(&mut i, golden.indices[0], now, &mut ephemeral()).unwrap();
         assert_eq!(again[INITIATION - MACS..], golden.get("init_with_mac2"));
         assert!(checker.mac2_ok(&again, &cookie));
@@ -513,7 +513,7 @@ mod snow_peer {
     ) {
         for (counter, text) in [&b""[..], b"one", &[7; 1420]].into_iter().enumerate() {
             let mut ours = vec![0; session::datagram_len(text.len(), 1420)];
-            session::lay(text, &mut ours);
+            session::lay(&mut ours, text.len(), |to| to.copy_from_slice(text));
             send.seal(send.reserve(1, now).unwrap(), &mut ours);
             assert_eq!(wire::u32_at(&ours, 4), snows_index);
             let mut plain = vec![0; ours.len()];
