@@ -10,12 +10,16 @@ extern crate self as forestvpn_quantum;
 #[allow(dead_code, unreachable_pub)]
 mod harness;
 
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod arena;
 pub mod batch;
 pub mod config;
 mod cookie;
 mod crypto;
 pub mod device;
 mod event;
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod handle;
 mod handshake;
 mod index;
 #[cfg(all(feature = "io", target_os = "linux"))]
@@ -34,7 +38,13 @@ mod staging;
 pub mod time;
 mod timers;
 mod wire;
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod worker;
 
 pub use device::{ConfigError, Device, DeviceConfig, PeerId};
 pub use event::{Discard, Event};
+#[cfg(all(feature = "io", target_os = "linux"))]
+pub use handle::{ConfigureError, Counters, Gone, Handle};
 pub use key::{PresharedKey, PrivateKey, PublicKey};
+#[cfg(all(feature = "io", target_os = "linux"))]
+pub use worker::{Fatal, Park, Worker};

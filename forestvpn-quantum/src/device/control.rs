@@ -31,6 +31,31 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 impl Device {
+    /// Whether [`Device::configure`] would take this update, for an owner that has more to change with it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, update: &DeviceUpdate) -> Result<(), ConfigError> {
+        let kept = if update.replace_peers { 0 } else { self.peers.len() };
+        if kept + update.peers.len() > MAX_PEERS {
+            let new = update.peers.iter().filter(|p| self.peers.find(&p.public_key).is_none()).count();
+            if kept + new > MAX_PEERS {
+                return Err(ConfigError::TooManyPeers);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing can be sent from the local address of `endpoint` any more: peers that would be answered from
+    /// there are answered from wherever the kernel chooses (C-OUT-7).
+    pub fn forget_local(&mut self, endpoint: Endpoint) {
+        for id in self.peers.ids() {
+            if self.peers.get(id).is_some_and(|e| e.peer.endpoint == Some(endpoint)) {
+                self.forget_source(id);
+            }
+        }
+    }
+
     /// Applies an update: the private key first, then removals, then peers in their order. Port and fwmark
     /// belong to the sockets; here their change only makes peers forget the local address they were reached
     /// at. Packets that this causes (keepalives, initiations) go to `out`.
@@ -43,13 +68,7 @@ impl Device {
         now: Now,
         out: &mut impl Outbox,
     ) -> Result<(), ConfigError> {
-        let kept = if update.replace_peers { 0 } else { self.peers.len() };
-        if kept + update.peers.len() > MAX_PEERS {
-            let new = update.peers.iter().filter(|p| self.peers.find(&p.public_key).is_none()).count();
-            if kept + new > MAX_PEERS {
-                return Err(ConfigError::TooManyPeers);
-            }
-        }
+        self.check(update)?;
         self.last_route = None;
         if let Some(key) = &update.private_key {
             self.set_private_key(key.as_ref(), now, out);

@@ -1,0 +1,303 @@
+//! The worker's outbox: one stretch of memory where datagrams are sealed at the address they are sent from.
+//!
+//! Neighbours for one endpoint with equal sizes grow into one [`Train`], which a socket can send as one. When
+//! the memory is full it is sent and reused, in the midst of whatever fills it: nothing is lost for lack of
+//! room.
+
+use core::net::{Ipv4Addr, SocketAddr};
+use std::io;
+
+use crate::batch::{Ecn, Endpoint, Outbox, Train};
+use crate::io::UdpQueue;
+
+/// Two of the longest datagrams there are: 65 535 bytes padded, and 32 around them.
+const CAPACITY: usize = 2 * (65_536 + 32);
+/// Trains kept before they are sent.
+const MAX_TRAINS: usize = 64;
+/// Trains handed to the socket at once.
+const ROW: usize = 16;
+/// Most datagrams of one train, as UDP_SEGMENT has it on every kernel.
+const MAX_SEGMENTS: usize = 64;
+/// Most bytes of one train: what one UDP send over IPv4 can carry.
+const MAX_TRAIN_BYTES: usize = 65_507;
+
+/// A train by its place in the arena.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    to: Endpoint,
+    ecn: Ecn,
+    stride: usize,
+    at: usize,
+    len: usize,
+}
+
+impl Placed {
+    const fn count(&self) -> usize {
+        self.len.div_ceil(self.stride)
+    }
+
+    /// Whether `len` bytes of datagrams of `stride` bytes may follow: same receiver, and none of those before
+    /// them is shorter than the first.
+    fn takes(&self, next: &Self) -> bool {
+        let alone = next.len <= next.stride;
+        self.to == next.to
+            && self.ecn == next.ecn
+            && self.len.is_multiple_of(self.stride)
+            && (next.stride == self.stride || (alone && next.len < self.stride))
+            && self.count() + next.count() <= MAX_SEGMENTS
+            && self.len + next.len <= MAX_TRAIN_BYTES
+    }
+}
+
+/// Memory for datagrams on their way out, allocated once.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    bytes: Box<[u8]>,
+    filled: usize,
+    trains: Vec<Placed>,
+    reserved: Option<Placed>,
+    /// Datagrams that the sockets did not take.
+    lost: u64,
+}
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: vec![0; CAPACITY].into_boxed_slice(),
+            filled: 0,
+            trains: Vec::with_capacity(MAX_TRAINS),
+            reserved: None,
+            lost: 0,
+        }
+    }
+
+    /// The arena as the core's outbox, emptied into `udp` when it is full.
+    pub(crate) const fn outlet<'a, U: UdpQueue>(&'a mut self, udp: &'a mut U) -> Outlet<'a, U> {
+        Outlet { arena: self, udp }
+    }
+
+    pub(crate) const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Sends all of it.
+    pub(crate) fn flush<U: UdpQueue>(&mut self, udp: &mut U) {
+        let none = Train {
+            to: Endpoint::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
+            ecn: Ecn::NotEct,
+            stride: 0,
+            bytes: &[],
+        };
+        for group in self.trains.chunks(ROW) {
+            let mut row = [none; ROW];
+            for (train, placed) in row.iter_mut().zip(group) {
+                let Placed { to, ecn, stride, at, len } = *placed;
+                let bytes = self.bytes.get(at..at + len).unwrap_or_default();
+                *train = Train { to, ecn, stride, bytes };
+            }
+            let mut rest = row.get(..group.len()).unwrap_or_default();
+            while let [first, others @ ..] = rest {
+                match udp.send(rest) {
+                    Ok(n) if n > 0 => rest = rest.get(n..).unwrap_or_default(),
+                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => {
+                        self.lost += first.count() as u64;
+                        rest = others;
+                    }
+                    _ => {
+                        // The socket has waited already; a network would drop them now.
+                        self.lost += rest.iter().map(|train| train.count() as u64).sum::<u64>();
+                        break;
+                    }
+                }
+            }
+        }
+        self.trains.clear();
+        self.filled = 0;
+    }
+}
+
+/// An [`Arena`] and the sockets it is emptied into.
+#[derive(Debug)]
+pub(crate) struct Outlet<'a, U: UdpQueue> {
+    arena: &'a mut Arena,
+    udp: &'a mut U,
+}
+
+impl<U: UdpQueue> Outbox for Outlet<'_, U> {
+    fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
+        let arena = &mut *self.arena;
+        arena.reserved = None;
+        let need = stride.checked_mul(count).filter(|&need| need > 0 && need <= CAPACITY)?;
+        if arena.filled + need > CAPACITY || arena.trains.len() >= MAX_TRAINS {
+            arena.flush(self.udp);
+        }
+        let at = arena.filled;
+        arena.reserved = Some(Placed { to, ecn, stride, at, len: need });
+        arena.bytes.get_mut(at..at + need)
+    }
+
+    fn commit(&mut self, len: usize) {
+        let arena = &mut *self.arena;
+        let Some(mut next) = arena.reserved.take() else { return };
+        next.len = len.min(next.len);
+        if next.len == 0 {
+            return;
+        }
+        arena.filled += next.len;
+        match arena.trains.last_mut() {
+            Some(last) if last.takes(&next) => last.len += next.len,
+            _ => {
+                // A lone datagram is as long as it is.
+                next.stride = next.stride.min(next.len);
+                arena.trains.push(next);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Poller, RxSlots, UdpCaps, UdpCounters};
+
+    /// Takes what it is told to take and remembers it.
+    #[derive(Default)]
+    struct Recorder {
+        sent: Vec<(Endpoint, Ecn, usize, Vec<u8>)>,
+        answers: Vec<io::Result<usize>>,
+    }
+
+    impl UdpQueue for Recorder {
+        fn recv(&mut self, _: &mut RxSlots) -> io::Result<usize> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+        fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
+            let taken = if self.answers.is_empty() { Ok(trains.len()) } else { self.answers.remove(0) };
+            for train in &trains[..*taken.as_ref().unwrap_or(&0)] {
+                self.sent.push((train.to, train.ecn, train.stride, train.bytes.to_vec()));
+            }
+            taken
+        }
+        fn caps(&self) -> UdpCaps {
+            UdpCaps { gso_segments: 1, gro: false }
+        }
+        fn open(&mut self, port: u16, _: u32) -> io::Result<u16> {
+            Ok(port)
+        }
+        fn close(&mut self) {}
+        fn port(&self) -> Option<u16> {
+            None
+        }
+        fn attach(&mut self, _: &Poller) -> io::Result<()> {
+            Ok(())
+        }
+        fn poll_lost_source(&mut self) -> Option<Endpoint> {
+            None
+        }
+        fn counters(&self) -> UdpCounters {
+            UdpCounters::default()
+        }
+    }
+
+    fn to(port: u16) -> Endpoint {
+        Endpoint::new(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+
+    fn put(arena: &mut Arena, udp: &mut Recorder, port: u16, ecn: Ecn, datagram: &[u8]) {
+        let mut outlet = arena.outlet(udp);
+        outlet.reserve(to(port), ecn, datagram.len(), 1).unwrap().copy_from_slice(datagram);
+        outlet.commit(datagram.len());
+    }
+
+    fn shapes(udp: &Recorder) -> Vec<(u16, usize, usize)> {
+        udp.sent.iter().map(|(to, _, stride, bytes)| (to.remote.port(), *stride, bytes.len())).collect()
+    }
+
+    #[test]
+    fn neighbours_of_one_size_become_one_train_and_a_shorter_one_ends_it() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        for len in [100, 100, 100, 40, 40, 100, 30] {
+            put(&mut arena, &mut udp, 1, Ecn::NotEct, &vec![7; len]);
+        }
+        arena.flush(&mut udp);
+        assert_eq!(shapes(&udp), [(1, 100, 340), (1, 40, 40), (1, 100, 130)]);
+    }
+
+    #[test]
+    fn other_receivers_and_other_ecn_bits_start_a_train_of_their_own() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        put(&mut arena, &mut udp, 1, Ecn::NotEct, b"aa");
+        put(&mut arena, &mut udp, 2, Ecn::NotEct, b"bb");
+        put(&mut arena, &mut udp, 2, Ecn::Ect0, b"cc");
+        put(&mut arena, &mut udp, 2, Ecn::Ect0, b"dd");
+        arena.flush(&mut udp);
+        let expected = [(1, Ecn::NotEct, &b"aa"[..]), (2, Ecn::NotEct, b"bb"), (2, Ecn::Ect0, b"ccdd")];
+        let expected: Vec<_> = expected.map(|(port, ecn, bytes)| (to(port), ecn, 2, bytes.to_vec())).into();
+        assert_eq!(udp.sent, expected);
+    }
+
+    #[test]
+    fn trains_stay_within_what_one_send_can_carry() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        for _ in 0..65 {
+            put(&mut arena, &mut udp, 1, Ecn::NotEct, &[0; 32]);
+        }
+        for _ in 0..46 {
+            put(&mut arena, &mut udp, 1, Ecn::NotEct, &[0; 1452]);
+        }
+        arena.flush(&mut udp);
+        assert_eq!(shapes(&udp), [(1, 32, 64 * 32), (1, 32, 32), (1, 1452, 45 * 1452), (1, 1452, 1452)]);
+    }
+
+    #[test]
+    fn reservation_of_several_is_kept_as_far_as_it_is_committed() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        let mut outlet = arena.outlet(&mut udp);
+        outlet.reserve(to(1), Ecn::NotEct, 10, 4).unwrap().fill(1);
+        outlet.commit(25);
+        outlet.reserve(to(1), Ecn::NotEct, 10, 1).unwrap().fill(2);
+        // Never committed: void.
+        outlet.reserve(to(1), Ecn::NotEct, 5, 1).unwrap().fill(3);
+        outlet.commit(5);
+        outlet.commit(5);
+        arena.flush(&mut udp);
+        assert_eq!(shapes(&udp), [(1, 10, 25), (1, 5, 5)]);
+        assert_eq!(udp.sent[1].3, [3; 5]);
+    }
+
+    #[test]
+    fn full_arena_is_sent_and_nothing_is_lost() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        for i in 0..1000_u32 {
+            let mut datagram = vec![0; 32 + (i as usize * 37) % 1400];
+            datagram[..4].copy_from_slice(&i.to_ne_bytes());
+            put(&mut arena, &mut udp, (i / 3 % 5) as u16, Ecn::NotEct, &datagram);
+        }
+        put(&mut arena, &mut udp, 1, Ecn::NotEct, &[0; 65_568]);
+        arena.flush(&mut udp);
+        let seen: Vec<u32> = udp
+            .sent
+            .iter()
+            .flat_map(|(_, _, stride, bytes)| bytes.chunks(*stride))
+            .map(|d| u32::from_ne_bytes(d[..4].try_into().unwrap()))
+            .collect();
+        assert_eq!(seen[..1000], (0..1000).collect::<Vec<_>>());
+        assert_eq!((seen.len(), arena.lost()), (1001, 0));
+        assert!(arena.outlet(&mut udp).reserve(to(1), Ecn::NotEct, CAPACITY + 1, 1).is_none());
+        assert!(arena.outlet(&mut udp).reserve(to(1), Ecn::NotEct, usize::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn what_the_sockets_do_not_take_is_offered_again_or_counted() {
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        let refused = || io::Error::from_raw_os_error(libc::EPERM);
+        udp.answers = vec![Ok(1), Err(refused()), Ok(1), Err(io::ErrorKind::WouldBlock.into())];
+        for port in 1..=5 {
+            put(&mut arena, &mut udp, port, Ecn::NotEct, b"x");
+        }
+        put(&mut arena, &mut udp, 5, Ecn::NotEct, b"y");
+        arena.flush(&mut udp);
+        assert_eq!(shapes(&udp), [(1, 1, 1), (3, 1, 1)]);
+        assert_eq!(arena.lost(), 1 + 1 + 2);
+    }
+}

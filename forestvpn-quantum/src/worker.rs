@@ -1,0 +1,360 @@
+//! One thread's straight line: commands, datagrams in, packets out, timers, and round again.
+//!
+//! The worker knows the rooms, the rooms do not know it: it owns the [`Device`], a TUN queue, the UDP sockets
+//! and all memory a packet passes through, allocated at the start. `fv` runs it on a thread of its own and
+//! speaks to it through a [`Handle`]; tests drive it turn by turn over queues in memory.
+
+use core::fmt;
+use std::io;
+use std::sync::mpsc::{self, Receiver, SyncSender};
+
+use crate::arena::Arena;
+use crate::batch::{Frame, Span};
+use crate::config::{DeviceSnapshot, DeviceUpdate};
+use crate::device::{ConfigError, Device};
+use crate::event::{Discard, Event};
+use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox};
+use crate::io::{Poller, RxSlots, TunQueue, UdpQueue, device_gone};
+use crate::key::PublicKey;
+use crate::offload::VnetHdr;
+use crate::time::{Clock, Instant, Now};
+
+/// Datagrams read per turn.
+const RX_SLOTS: usize = 64;
+/// Packets read from TUN per turn, so that the other direction gets its share.
+const FRAMES_PER_TURN: usize = 64;
+/// Bytes read from TUN per turn, likewise.
+const BYTES_PER_TURN: usize = 128 << 10;
+/// The longest packet of a TUN device, and then some.
+const FRAME: usize = 65_536;
+/// Most data messages that fit one receive slot: 65 536 bytes of messages of 32 bytes.
+const MAX_SPANS: usize = 2048;
+/// Events that wait to be read; one more is dropped.
+const MAX_EVENTS: usize = 1024;
+
+/// What to do after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Park {
+    /// There is more to do: take another turn.
+    Busy,
+    /// Nothing to do until a packet or a command comes, or this instant.
+    Until(Instant),
+    /// Nothing to do until a packet or a command comes.
+    Idle,
+}
+
+/// Why a worker cannot go on.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Fatal {
+    /// The TUN interface was deleted.
+    TunGone,
+    /// The system refused what must work.
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for Fatal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TunGone => f.write_str("the interface was deleted"),
+            Self::Os { action, source } => write!(f, "{action}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Fatal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        if let Self::Os { source, .. } = self { Some(source) } else { None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct TunCounters {
+    read: u64,
+    read_errors: u64,
+    written: u64,
+    lost_down: u64,
+    lost_refused: u64,
+}
+
+/// A whole datapath: one TUN queue, one UDP socket pair, one thread.
+#[derive(Debug)]
+pub struct Worker<T, U, C> {
+    device: Device,
+    tun: T,
+    udp: U,
+    clock: C,
+    poller: Poller,
+    /// Dropped when the worker ends, so that whoever asks it something learns that.
+    inbox: Option<Inbox>,
+    slots: RxSlots,
+    spans: Vec<Span>,
+    frame: Box<[u8]>,
+    arena: Arena,
+    tun_counters: TunCounters,
+    events: Option<SyncSender<(Event, Option<PublicKey>)>>,
+    /// As configured, or as chosen by the kernel since; 0 = any.
+    port: u16,
+    fwmark: u32,
+    stopped: bool,
+}
+
+impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
+    /// A worker whose link is down, and the way to speak to it.
+    ///
+    /// # Errors
+    /// Out of descriptors, or the TUN queue cannot be watched.
+    pub fn new(device: Device, mut tun: T, udp: U, clock: C) -> io::Result<(Self, Handle)> {
+        let poller = Poller::new()?;
+        tun.attach(&poller)?;
+        let (inbox, handle) = Inbox::new(poller.waker());
+        let worker = Self {
+            device,
+            tun,
+            udp,
+            clock,
+            poller,
+            inbox: Some(inbox),
+            slots: RxSlots::new(RX_SLOTS),
+            spans: Vec::with_capacity(MAX_SPANS),
+            frame: vec![0; FRAME].into_boxed_slice(),
+            arena: Arena::new(),
+            tun_counters: TunCounters::default(),
+            events: None,
+            port: 0,
+            fwmark: 0,
+            stopped: false,
+        };
+        Ok((worker, handle))
+    }
+
+    /// From now on events, with the key of the peer they are about, come out here; at most 1024 wait.
+    pub fn events(&mut self) -> Receiver<(Event, Option<PublicKey>)> {
+        let (sender, receiver) = mpsc::sync_channel(MAX_EVENTS);
+        self.events = Some(sender);
+        receiver
+    }
+
+    /// The TUN queue.
+    pub const fn tun(&mut self) -> &mut T {
+        &mut self.tun
+    }
+
+    /// The UDP sockets.
+    pub const fn udp(&mut self) -> &mut U {
+        &mut self.udp
+    }
+
+    /// Works until [`Handle::stop`]. After that, and after an error, every [`Handle`] finds the worker gone.
+    ///
+    /// # Errors
+    /// [`Fatal`].
+    pub fn run(&mut self) -> Result<(), Fatal> {
+        let result = self.work();
+        self.inbox = None;
+        self.udp.close();
+        result
+    }
+
+    fn work(&mut self) -> Result<(), Fatal> {
+        loop {
+            let deadline = match self.turn()? {
+                _ if self.stopped => return Ok(()),
+                Park::Busy => continue,
+                Park::Until(deadline) => Some(deadline),
+                Park::Idle => None,
+            };
+            let now = self.clock.now().mono;
+            let parked = self.poller.park(now, deadline);
+            parked.map_err(|source| Fatal::Os { action: "cannot wait for packets", source })?;
+        }
+    }
+
+    /// One round: never blocks, and does a bounded amount of each kind of work.
+    ///
+    /// # Errors
+    /// [`Fatal`].
+    pub fn turn(&mut self) -> Result<Park, Fatal> {
+        let now = self.clock.now();
+        if self.inbox.as_ref().is_some_and(Inbox::is_posted) {
+            self.obey(now);
+        }
+        let more_in = self.inward(now)?;
+        let more_out = self.outward(now)?;
+        if self.device.poll_timeout().is_some_and(|at| at <= now.mono) {
+            self.device.handle_timeout(now, &mut self.arena.outlet(&mut self.udp));
+        }
+        self.arena.flush(&mut self.udp);
+        while let Some(endpoint) = self.udp.poll_lost_source() {
+            self.device.forget_local(endpoint);
+        }
+        self.report();
+        Ok(match self.device.poll_timeout() {
+            _ if more_in || more_out => Park::Busy,
+            Some(at) if at <= now.mono => Park::Busy,
+            Some(at) => Park::Until(at),
+            None => Park::Idle,
+        })
+    }
+
+    // -- UDP to TUN -----------------------------------------------------------------------------------
+
+    /// Whether more may wait.
+    fn inward(&mut self, now: Now) -> Result<bool, Fatal> {
+        let Self { device, tun, udp, slots, spans, arena, tun_counters, .. } = self;
+        let Ok(used) = udp.recv(slots) else {
+            // Nothing waits. An error of the sockets is counted there and would not be helped by haste.
+            return Ok(false);
+        };
+        for i in 0..slots.filled() {
+            let Some(received) = slots.received(i) else { break };
+            spans.clear();
+            device.inbound(now, received, spans, &mut arena.outlet(udp));
+            let Some(received) = slots.received(i) else { break };
+            for span in spans.iter() {
+                let at = span.at as usize;
+                let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
+                let Some(room) = received.bytes.get_mut(room) else { continue };
+                match tun.send_plain(room) {
+                    Ok(()) => tun_counters.written += 1,
+                    Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+                    Err(e) if e.raw_os_error() == Some(libc::EIO) => tun_counters.lost_down += 1,
+                    Err(_) => tun_counters.lost_refused += 1,
+                }
+            }
+        }
+        Ok(used >= slots.count())
+    }
+
+    // -- TUN to UDP -----------------------------------------------------------------------------------
+
+    /// Whether more may wait.
+    fn outward(&mut self, now: Now) -> Result<bool, Fatal> {
+        let Self { device, tun, udp, frame, arena, tun_counters, .. } = self;
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
+            let (len, hdr) = match tun.recv(frame) {
+                Ok(read) => read,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+                Err(_) => {
+                    tun_counters.read_errors += 1;
+                    return Ok(false);
+                }
+            };
+            frames += 1;
+            bytes += len;
+            tun_counters.read += 1;
+            let Some(bytes) = frame.get_mut(..len) else { continue };
+            // Why a packet is not let through is counted by the device.
+            let _ = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp));
+        }
+        Ok(true)
+    }
+
+    // -- the cold door --------------------------------------------------------------------------------
+
+    fn obey(&mut self, now: Now) {
+        while let Some(command) = self.inbox.as_ref().and_then(Inbox::next) {
+            // Whoever asked and has gone since does not want to know.
+            match command {
+                Command::Configure(update, reply) => drop(reply.try_send(self.configure(&update, now))),
+                Command::Snapshot(reply) => drop(reply.try_send(self.snapshot())),
+                Command::Counters(reply) => drop(reply.try_send(self.counters())),
+                Command::SetLink { up, mtu, reply } => drop(reply.try_send(self.set_link(up, mtu, now))),
+                Command::Stop => self.stopped = true,
+            }
+        }
+    }
+
+    /// First what may be refused, then the rest.
+    fn configure(&mut self, update: &DeviceUpdate, now: Now) -> Result<(), ConfigureError> {
+        self.device.check(update).map_err(refused)?;
+        let (port, fwmark) = (update.listen_port.unwrap_or(self.port), update.fwmark.unwrap_or(self.fwmark));
+        let sockets = update.listen_port.is_some() || update.fwmark.is_some();
+        if sockets && self.device.is_up() {
+            self.open(port, fwmark)?;
+        } else {
+            (self.port, self.fwmark) = (port, fwmark);
+        }
+        self.device.configure(update, now, &mut self.arena.outlet(&mut self.udp)).map_err(refused)
+    }
+
+    fn open(&mut self, port: u16, fwmark: u32) -> Result<(), ConfigureError> {
+        //@ C-OUT-8
+        self.port = self.udp.open(port, fwmark).map_err(|source| match source.raw_os_error() {
+            // A port that may not be used gives EACCES.
+            Some(libc::EPERM) => ConfigureError::Mark { fwmark, source },
+            _ => ConfigureError::Bind { port, source },
+        })?;
+        self.fwmark = fwmark;
+        self.udp.attach(&self.poller).map_err(|source| ConfigureError::Bind { port, source })
+    }
+
+    fn set_link(&mut self, up: bool, mtu: u16, now: Now) -> Result<(), ConfigureError> {
+        self.device.set_mtu(mtu);
+        if up == self.device.is_up() {
+            return Ok(());
+        }
+        if up {
+            self.open(self.port, self.fwmark)?;
+        }
+        self.device.set_up(up, now, &mut self.arena.outlet(&mut self.udp));
+        if !up {
+            //@ C-TMR-12
+            self.arena.flush(&mut self.udp);
+            self.udp.close();
+        }
+        Ok(())
+    }
+
+    fn snapshot(&self) -> DeviceSnapshot {
+        DeviceSnapshot { listen_port: self.port, fwmark: self.fwmark, ..self.device.snapshot() }
+    }
+
+    fn counters(&self) -> Counters {
+        let discards = Discard::ALL.iter().zip(self.device.discards()).map(|(&(_, name), &n)| (name, n));
+        let (udp, tun) = (self.udp.counters(), self.tun_counters);
+        let io = [
+            ("udp_received", udp.received),
+            ("udp_truncated", udp.truncated),
+            ("udp_receive_errors", udp.receive_errors),
+            ("udp_sent", udp.sent),
+            ("udp_lost_full", udp.lost_full + self.arena.lost()),
+            ("udp_lost_refused", udp.lost_refused),
+            ("udp_lost_no_socket", udp.lost_no_socket),
+            ("udp_source_lost", udp.source_lost),
+            ("udp_reads", udp.reads),
+            ("udp_writes", udp.writes),
+            ("tun_read", tun.read),
+            ("tun_read_errors", tun.read_errors),
+            ("tun_written", tun.written),
+            ("tun_lost_down", tun.lost_down),
+            ("tun_lost_refused", tun.lost_refused),
+        ];
+        Counters(discards.chain(io).collect())
+    }
+
+    /// Hands events to whoever wants them; without anybody the device keeps the latest.
+    fn report(&mut self) {
+        let Some(events) = &self.events else { return };
+        while let Some(event) = self.device.poll_event() {
+            let (Event::SessionEstablished(id)
+            | Event::HandshakeFailed(id)
+            | Event::EndpointChanged(id)
+            | Event::SessionExpired(id)) = event;
+            let _ = events.try_send((event, self.device.public_key(id)));
+        }
+    }
+}
+
+const fn refused(error: ConfigError) -> ConfigureError {
+    match error {
+        ConfigError::TooManyPeers => ConfigureError::TooManyPeers,
+    }
+}
