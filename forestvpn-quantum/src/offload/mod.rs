@@ -1,6 +1,7 @@
 //! What the kernel promises about a packet that crosses a TUN device with `IFF_VNET_HDR`.
 
 pub(crate) mod checksum;
+pub mod coalesce;
 pub(crate) mod split;
 
 /// `struct virtio_net_hdr`: ten bytes before each packet, native endian (`linux/virtio_net.h`).
