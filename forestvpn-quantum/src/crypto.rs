@@ -130,6 +130,7 @@ pub(crate) struct AeadKey(Wiped<Cipher>);
 impl AeadKey {
     pub(crate) fn new(key: &Secret) -> Self {
         use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
+        #[expect(clippy::expect_used, reason = "the length is right by type, and no packet comes by here")]
         let unbound = UnboundKey::new(&CHACHA20_POLY1305, key.bytes()).expect("the key has 32 bytes");
         Self(Wiped::new(LessSafeKey::new(unbound)))
     }

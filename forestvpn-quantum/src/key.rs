@@ -28,10 +28,6 @@ impl Secret {
         &self.0
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8; 32] {
-        &mut self.0
-    }
-
     pub(crate) fn is_zero(&self) -> bool {
         self.0.ct_eq(&[0; 32]).into()
     }

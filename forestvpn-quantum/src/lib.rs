@@ -1,6 +1,9 @@
 //! A userspace WireGuard-protocol tunnel core.
 
-#![cfg_attr(not(test), warn(clippy::unwrap_used))]
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
 
 // Tests in the crate run on the same virtual clock as those in tests/it.
 #[cfg(test)]

@@ -19,10 +19,6 @@ impl Staging {
         self.packets.is_empty()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.packets.len()
-    }
-
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }

@@ -71,6 +71,7 @@ pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
     fn fill(&mut self, out: &mut [u8]) {
+        #[expect(clippy::expect_used, reason = "better ended than with predictable keys")]
         // Without randomness no key may be made: the one failure that is better ended than survived.
         getrandom::fill(out).expect("the operating system gives random bytes");
     }

@@ -35,7 +35,7 @@ impl Device {
         from: Endpoint,
         out: &mut impl Outbox,
     ) -> Result<(), Discard> {
-        let (bytes, boxed): (&[u8], fn(&[u8]) -> Option<Handshake>) = match message {
+        let bytes: &[u8] = match message {
             Message::CookieReply(reply) => {
                 let id = self.indices.any(wire::u32_at(*reply, 4)).ok_or(Discard::UnknownIndex)?;
                 let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
@@ -75,7 +75,11 @@ impl Device {
         if self.waiting.len() >= self.config.handshake_queue {
             return Err(Discard::QueueFull);
         }
-        let message = boxed(bytes).ok_or(Discard::Malformed)?;
+        let message = match message {
+            Message::Initiation(m) => Handshake::Initiation(Box::new(**m)),
+            Message::Response(m) => Handshake::Response(Box::new(**m)),
+            Message::CookieReply(_) | Message::Data(_) => return Err(Discard::Malformed),
+        };
         self.waiting.push_back(Waiting { since: now.mono, from, message });
         Ok(())
     }

@@ -119,7 +119,8 @@ impl Coalescer {
     fn start(&mut self, i: u32, packet: &[u8], segment: Option<Segment>) {
         let r = self.runs.len() as u32;
         let open = segment.is_some_and(|s| s.flags & PSH == 0);
-        let segment = segment.unwrap_or(Segment { ipv6: false, ip: 0, headers: 0, payload: 0, seq: 0, flags: 0 });
+        let segment =
+            segment.unwrap_or(Segment { ipv6: false, ip: 0, headers: 0, payload: 0, seq: 0, flags: 0 });
         self.runs.push(Run {
             first: i,
             last: i,
@@ -141,7 +142,9 @@ impl Coalescer {
 
     fn same_flow(&self, r: u32, packet: &[u8], s: &Segment, bytes: &[u8], spans: &[Span]) -> bool {
         let Some(run) = self.runs.get(r as usize) else { return false };
-        let Some(head) = spans.get(run.first as usize).and_then(|sp| bytes.get(range(sp))) else { return false };
+        let Some(head) = spans.get(run.first as usize).and_then(|sp| bytes.get(range(sp))) else {
+            return false;
+        };
         let addresses = if s.ipv6 { 8..40 } else { 12..20 };
         let ports = s.ip..s.ip + 4;
         run.ipv6 == s.ipv6
