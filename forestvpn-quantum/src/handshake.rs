@@ -33,7 +33,7 @@ pub(crate) const HASH_0: [u8; 32] = [
 /// A TAI64N timestamp, compared as a big-endian byte string (C-HS-3).
 pub(crate) type Timestamp = [u8; 12];
 
-/// Makes timestamps that only grow, whatever the wall clock does.
+/// Makes the timestamps for one peer, which only grow, whatever the wall clock does.
 #[derive(Debug, Default)]
 pub(crate) struct TimestampSource {
     last: Duration,

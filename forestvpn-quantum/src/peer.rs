@@ -179,12 +179,13 @@ impl Peer {
         entropy: &mut dyn Entropy,
     ) -> Option<[u8; INITIATION]> {
         //@ C-HS-6
+        let static_static = self.static_static.as_ref()?;
         let timestamp = self.timestamps.next(now.unix);
         let (mut message, state) = handshake::initiate(
             handshake::ephemeral(entropy),
             &local.public,
             &self.public,
-            self.static_static.as_ref()?,
+            static_static,
             &timestamp,
             index,
         )?;

@@ -21,6 +21,9 @@ pub(crate) const MAX_JITTER: Duration = Duration::from_millis(333);
 /// At most one initiation of a peer is consumed in this time.
 pub(crate) const INITIATION_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How long waiting packets rest when the outbox had no room for them.
+const FLUSH_RETRY: Duration = Duration::from_millis(1);
+
 /// What a deadline asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
@@ -236,6 +239,13 @@ impl Timers {
         }
     }
 
+    /// Makes a persistent keepalive due now, if they are on: the interface came up or they were turned on.
+    pub(crate) const fn persist_now(&mut self, now: Instant) {
+        if self.interval != 0 {
+            self.persistent = now;
+        }
+    }
+
     /// Seconds between persistent keepalives, 0 = off.
     pub(crate) const fn interval(&self) -> u16 {
         self.interval
@@ -260,9 +270,9 @@ impl Timers {
         first
     }
 
-    /// Packets found no room; try again at the next occasion.
-    pub(crate) const fn flush_soon(&mut self, now: Instant) {
-        self.flush = now;
+    /// Packets found no room; try again shortly. Not at once, or a full outbox would keep us due for ever.
+    pub(crate) fn flush_soon(&mut self, now: Instant) {
+        self.flush = now.after(FLUSH_RETRY);
     }
 
     /// Lets a new initiation go at once (C-HS-10).

@@ -38,7 +38,8 @@ impl Device {
     pub fn check(&self, update: &DeviceUpdate) -> Result<(), ConfigError> {
         let kept = if update.replace_peers { 0 } else { self.peers.len() };
         if kept + update.peers.len() > MAX_PEERS {
-            let new = update.peers.iter().filter(|p| self.peers.find(&p.public_key).is_none()).count();
+            let is_new = |p: &&PeerUpdate| update.replace_peers || self.peers.find(&p.public_key).is_none();
+            let new = update.peers.iter().filter(is_new).count();
             if kept + new > MAX_PEERS {
                 return Err(ConfigError::TooManyPeers);
             }
@@ -84,6 +85,8 @@ impl Device {
             self.update_peer(peer, now, out);
         }
         self.last_route = None;
+        // Keepalives that were turned on are due now: the first of them go here, a bounded number per call.
+        self.handle_timeout(now, out);
         Ok(())
     }
 
@@ -141,13 +144,14 @@ impl Device {
         if let Some(endpoint) = update.endpoint {
             peer.endpoint = Some(Endpoint::new(endpoint));
         }
-        let turned_on = update.persistent_keepalive.is_some_and(|seconds| {
-            let on = peer.timers.set_interval(seconds, now.mono);
+        if let Some(seconds) = update.persistent_keepalive {
+            let turned_on = peer.timers.set_interval(seconds, now.mono);
             if !self.up {
                 peer.timers.stop();
+            } else if turned_on {
+                peer.timers.persist_now(now.mono);
             }
-            on && self.up
-        });
+        }
         if update.replace_allowed_ips {
             //@ C-AIP-3
             self.routes.remove_peer(id);
@@ -163,9 +167,6 @@ impl Device {
         }
         //@ C-AIP-5
         self.last_route = None;
-        if turned_on {
-            self.keepalive(id, now, out);
-        }
         if self.up {
             self.flush(id, now, out);
         }
@@ -202,9 +203,9 @@ impl Device {
         for id in self.peers.ids() {
             let Some(entry) = self.peers.get_mut(id) else { continue };
             if up {
-                if entry.peer.timers.interval() != 0 {
-                    self.keepalive(id, now, out);
-                }
+                //@ C-TMR-6
+                entry.peer.timers.persist_now(now.mono);
+                self.schedule(id);
             } else {
                 entry.peer.timers.stop();
                 let (keypairs, handshake) = entry.peer.wipe();
@@ -213,6 +214,8 @@ impl Device {
                 self.drop_staged(id);
             }
         }
+        // A bounded number of keepalives goes here, the rest from `handle_timeout`.
+        self.handle_timeout(now, out);
     }
 
     /// Is the device up?

@@ -72,6 +72,7 @@ impl Device {
                     let (keypairs, handshake) = entry.peer.wipe();
                     self.free(keypairs);
                     self.indices.free(handshake);
+                    // What waits stays, as in the kernel: a handshake for it is on its way.
                     if had {
                         self.event(Event::SessionExpired(id));
                     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, LocalAddr, Outbox, Received, Span};
 use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerSnapshot, PeerUpdate};
 use forestvpn_quantum::offload::VnetHdr;
 use forestvpn_quantum::time::{Entropy, Instant, Now};
@@ -68,6 +68,8 @@ pub struct Sent {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub ecn: Ecn,
+    /// The local address it was sent from, when the device asked for one.
+    pub local: Option<LocalAddr>,
     pub bytes: Vec<u8>,
 }
 
@@ -136,7 +138,8 @@ pub struct World {
     /// Wall clock minus virtual time; a test may step it.
     pub unix: Duration,
     /// Seed of the next device; every one is different.
-    seed: u64,
+    pub seed: u64,
+    config: DeviceConfig,
 }
 
 pub const A: usize = 0;
@@ -150,6 +153,11 @@ pub fn inner(host: usize) -> [u8; 4] {
 impl World {
     /// `count` hosts with keys, up, without peers.
     pub fn new(count: usize) -> Self {
+        Self::bounded(count, DeviceConfig::default())
+    }
+
+    /// The same with other bounds.
+    pub fn bounded(count: usize, config: DeviceConfig) -> Self {
         let mut world = Self {
             t: Duration::ZERO,
             hosts: Vec::new(),
@@ -157,6 +165,7 @@ impl World {
             flying: VecDeque::new(),
             filter: Box::new(|_| Fate::Pass),
             unix: EPOCH,
+            config,
             seed: 7,
         };
         for i in 0..count {
@@ -170,7 +179,7 @@ impl World {
 
     /// A device with `key`, up, without peers.
     fn device(&mut self, key: &PrivateKey) -> Device {
-        let mut device = Device::new(DeviceConfig::default(), Box::new(Seeded(self.seed)));
+        let mut device = Device::new(self.config, Box::new(Seeded(self.seed)));
         self.seed += 1;
         let update = DeviceUpdate { private_key: Some(Some(key.clone())), ..Default::default() };
         device.configure(&update, self.now(), &mut Collect::default()).unwrap();
@@ -243,7 +252,7 @@ impl World {
     fn transmit(&mut self, host: usize, out: Collect) {
         let from = self.hosts[host].addr;
         for (to, ecn, bytes) in out.sent {
-            let sent = Sent { at: self.t, from, to: to.remote, ecn, bytes };
+            let sent = Sent { at: self.t, from, to: to.remote, ecn, local: to.local, bytes };
             self.log.push(sent.clone());
             match (self.filter)(&sent) {
                 Fate::Pass => self.flying.push_back((self.t, sent)),
@@ -271,11 +280,17 @@ impl World {
     }
 
     pub fn inject_ecn(&mut self, host: usize, from: SocketAddr, bytes: &[u8], ecn: Ecn) {
+        self.arrive(host, Endpoint::new(from), bytes, ecn);
+        self.due(host);
+    }
+
+    /// A datagram arrives; handshakes stay queued until `due` or `settle`.
+    pub fn arrive(&mut self, host: usize, from: Endpoint, bytes: &[u8], ecn: Ecn) {
         let mut bytes = bytes.to_vec();
         let mut plain: Vec<Span> = Vec::new();
         let stride = bytes.len().max(1);
         self.with(host, |d, now, out| {
-            let rx = Received { bytes: &mut bytes, stride, from: Endpoint::new(from), ecn };
+            let rx = Received { bytes: &mut bytes, stride, from, ecn };
             d.inbound(now, rx, &mut plain, out);
         });
         let t = self.t;
@@ -284,7 +299,6 @@ impl World {
             let packet = bytes[at..at + span.len as usize].to_vec();
             self.hosts[host].delivered.push((t, packet));
         }
-        self.due(host);
     }
 
     /// Calls `handle_timeout` while it is due; fails when that never ends.
@@ -331,8 +345,7 @@ impl World {
     /// The next moment at which anything happens.
     pub fn next(&self) -> Option<Duration> {
         let deadlines = self.hosts.iter().filter_map(|h| h.device.poll_timeout());
-        let deadlines =
-            deadlines.map(|at| Duration::from_nanos(at.as_nanos()).saturating_sub(START).max(self.t));
+        let deadlines = deadlines.map(|at| Self::virtual_time(at).max(self.t));
         deadlines.chain(self.flying.iter().map(|(at, _)| *at)).min()
     }
 
@@ -349,6 +362,16 @@ impl World {
 
     pub fn run_for(&mut self, by: Duration) {
         self.run_until(self.t + by);
+    }
+
+    /// Loses everything that is on the wire.
+    pub fn drop_flying(&mut self) {
+        self.flying.clear();
+    }
+
+    /// A deadline of a device as virtual time.
+    pub fn virtual_time(at: Instant) -> Duration {
+        Duration::from_nanos(at.as_nanos()).saturating_sub(START)
     }
 
     /// Jumps without serving deadlines on the way (suspend).
@@ -412,4 +435,33 @@ pub fn packet(a: usize, b: usize, payload: &[u8]) -> Vec<u8> {
     p.extend([0, 0]);
     p.extend(payload);
     p
+}
+
+/// Inner IPv6 address of a host.
+pub fn inner6(host: usize) -> [u8; 16] {
+    let mut ip = [0; 16];
+    (ip[0], ip[15]) = (0xfd, host as u8 + 1);
+    ip
+}
+
+/// An IPv6 packet without a known upper layer from `a` to `b`: 40 bytes and `payload`.
+pub fn packet6(a: usize, b: usize, payload: &[u8]) -> Vec<u8> {
+    let mut p = vec![0x60, 0, 0, 0];
+    p.extend((payload.len() as u16).to_be_bytes());
+    p.extend([59, 64]);
+    p.extend(inner6(a));
+    p.extend(inner6(b));
+    p.extend(payload);
+    p
+}
+
+/// Lets `of` use its inner IPv6 address at `host` too.
+pub fn allow6(w: &mut World, host: usize, of: usize) {
+    allow(w, host, of, &format!("fd00::{:x}/128", of + 1));
+}
+
+/// Adds `net` to the allowed IPs of `of` at `host`.
+pub fn allow(w: &mut World, host: usize, of: usize, net: &str) {
+    let net = net.parse().unwrap();
+    w.update_peer(host, of, |p| p.allowed_ips = vec![AllowedIp { net, remove: false }]);
 }

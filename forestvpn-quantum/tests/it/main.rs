@@ -2,5 +2,6 @@
 
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
+mod cookies;
 mod harness;
 mod smoke;
