@@ -41,8 +41,8 @@ impl Device {
                 let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
                 return entry.peer.accept_cookie(reply, now.mono);
             }
-            Message::Initiation(m) => (*m, |b| b.try_into().ok().map(|b| Handshake::Initiation(Box::new(b)))),
-            Message::Response(m) => (*m, |b| b.try_into().ok().map(|b| Handshake::Response(Box::new(b)))),
+            Message::Initiation(m) => *m,
+            Message::Response(m) => *m,
             Message::Data(_) => return Err(Discard::Malformed),
         };
         //@ C-HS-2
