@@ -431,12 +431,9 @@ fn address(text: &str) -> Result<IpNet, &'static str> {
     let Some(length) = length else {
         return Ok(IpNet::from(ip));
     };
+    let limit = if ip.is_ipv4() { "the length is 0 to 32" } else { "the length is 0 to 128" };
     let length = number(length).and_then(|length| u8::try_from(length).ok());
-    length.and_then(|length| IpNet::new(ip, length).ok()).ok_or(if ip.is_ipv4() {
-        "the length is 0 to 32"
-    } else {
-        "the length is 0 to 128"
-    })
+    length.and_then(|length| IpNet::new(ip, length).ok()).ok_or(limit)
 }
 
 fn hook(key: &'static str, line: usize, value: &str) -> Result<Hook, String> {

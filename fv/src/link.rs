@@ -12,11 +12,22 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Who wants to know.
 pub(crate) trait Follower: Send + 'static {
-    /// The interface is up or down now, with this MTU in bytes. The answer `false` ends the monitor.
-    fn changed(&mut self, up: bool, mtu: u16) -> bool;
+    /// The interface is up or down now, with this MTU in bytes.
+    fn changed(&mut self, up: bool, mtu: u16) -> Next;
 
     /// The interface was deleted. Nothing comes after it.
     fn gone(&mut self);
+}
+
+/// What the monitor does after a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Go on, until something changes.
+    Watch,
+    /// Say the same again at the next look: it could not be followed.
+    Again,
+    /// End.
+    End,
 }
 
 /// Starts to follow `link`. The first report comes at once, the others when something changed. Deletion is seen
@@ -36,10 +47,11 @@ pub(crate) fn follow(mut link: Link, mut follower: impl Follower) -> io::Result<
                     let mtu = u16::try_from(now.mtu).unwrap_or(u16::MAX);
                     if last != Some((now.up, mtu)) {
                         log::debug!("interface is {}, MTU {mtu}", if now.up { "up" } else { "down" });
-                        last = Some((now.up, mtu));
-                        if !follower.changed(now.up, mtu) {
-                            return;
-                        }
+                        last = match follower.changed(now.up, mtu) {
+                            Next::Watch => Some((now.up, mtu)),
+                            Next::Again => None,
+                            Next::End => return,
+                        };
                     }
                 }
                 // What was known last is the best guess.
@@ -76,8 +88,8 @@ mod tests {
     struct Tell(Sender<Report>);
 
     impl Follower for Tell {
-        fn changed(&mut self, up: bool, mtu: u16) -> bool {
-            self.0.send(Report::Changed(up, mtu)).is_ok()
+        fn changed(&mut self, up: bool, mtu: u16) -> Next {
+            if self.0.send(Report::Changed(up, mtu)).is_ok() { Next::Watch } else { Next::End }
         }
         fn gone(&mut self) {
             let _ = self.0.send(Report::Gone);

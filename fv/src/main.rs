@@ -2,15 +2,76 @@
 #![forbid(unsafe_code)]
 #![expect(dead_code, reason = "its callers come with the next commit")]
 
+mod cli;
 mod config;
 mod control;
+mod daemon;
 mod ifname;
 mod key;
 mod link;
 mod logger;
 mod namespace;
 mod netlink;
+mod show;
+mod tunnel;
 mod uapi;
 mod up;
 
-fn main() {}
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use tunnel::Tunnel;
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            if !text.is_empty() {
+                eprintln!("fv: {text}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), String> {
+    match &cli.command {
+        Some(Command::Show { ifname, json }) => {
+            show::run(Path::new(control::DIRECTORY), ifname.as_deref(), *json)
+        }
+        Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
+        Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
+        Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
+        None => serve(&cli),
+    }
+}
+
+/// `fv IFNAME`.
+fn serve(cli: &Cli) -> Result<(), String> {
+    let Some(ifname) = &cli.ifname else {
+        return Err("give the name of an interface; --help shows how".into());
+    };
+    if cli.in_background {
+        daemon::leave_terminal();
+    } else {
+        if let Some(notice) = cli.threads.notice()? {
+            eprintln!("fv: {notice}");
+        }
+        let foreground =
+            cli.foreground || std::env::var_os("WG_PROCESS_FOREGROUND").is_some_and(|word| word == "1");
+        if !foreground {
+            return daemon::start(ifname);
+        }
+    }
+    logger::start(ifname);
+    let tunnel = Tunnel::start(ifname)?;
+    if cli.in_background {
+        daemon::tell_parent().map_err(|e| format!("the process that started this one is gone: {e}"))?;
+    }
+    daemon::tell_systemd();
+    tunnel.wait()
+}

@@ -696,7 +696,7 @@ mod tests {
             format!("private_key={secret}"),
             format!("privat_key={secret}"),
             format!("{secret}="),
-            format!("{secret}"),
+            secret.to_owned(),
         ] {
             let text = set(&[&line]).expect_err("bad").to_string();
             assert!(!text.contains(&secret[..16]), "{text}");

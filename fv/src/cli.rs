@@ -1,0 +1,175 @@
+//! The command line: what can be asked for, and the help. Called by `main`.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::ifname;
+
+const EXAMPLES: &str = "\
+Examples:
+  fv genkey | tee private.key | fv pubkey
+      Make a key pair: the private key in a file, the public key on the screen.
+  fv wg0
+      Make the interface wg0 and go on in the background. Set it up with `wg` and `ip`;
+      `ip link delete wg0` ends it.
+  WG_QUICK_USERSPACE_IMPLEMENTATION=fv wg-quick up wg0
+      Let wg-quick do all of that, from /etc/wireguard/wg0.conf.
+  fv show
+      What every tunnel on this machine is doing.
+
+Environment:
+  LOG_LEVEL     silent, error (the default), debug or verbose; lines go to standard error
+  WG_THREADS    as --threads
+  WG_PROCESS_FOREGROUND=1
+                as --foreground
+  WG_TUN_FD, WG_UAPI_FD
+                numbers of descriptors that are open already: a TUN device, a listening
+                control socket
+  NOTIFY_SOCKET as systemd sets it, for Type=notify";
+
+/// A WireGuard tunnel in one process, without a kernel module.
+///
+/// With an interface name it makes that interface and serves it until it is deleted; `wg` and wg-quick set it
+/// up as they do a kernel interface.
+#[derive(Debug, Parser)]
+#[command(
+    name = "fv",
+    version,
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+pub(crate) struct Cli {
+    /// Name of the interface to make: 1 to 15 bytes, such as wg0
+    #[arg(value_name = "IFNAME", required = true, value_parser = interface)]
+    pub(crate) ifname: Option<String>,
+
+    /// Stay in the foreground instead of going on in the background
+    #[arg(short, long)]
+    pub(crate) foreground: bool,
+
+    #[command(flatten)]
+    pub(crate) threads: Threads,
+
+    /// We are the process in the background; standard output is the pipe to the one that waits.
+    #[arg(long, hide = true)]
+    pub(crate) in_background: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// What `fv` does instead of making an interface.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what tunnels are doing: peers, addresses, last handshakes, traffic
+    Show {
+        /// Only this interface [default: all that have a control socket]
+        #[arg(value_name = "IFNAME", value_parser = interface)]
+        ifname: Option<String>,
+        /// For programs: a list of interfaces as JSON; times in seconds since 1970, sizes in bytes
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a new private key
+    Genkey,
+    /// Read a private key and print the public key that belongs to it
+    Pubkey,
+    /// Print a new preshared key, a secret that two peers share beside their key pairs
+    Genpsk,
+}
+
+/// How many threads carry packets.
+#[derive(Debug, Args)]
+pub(crate) struct Threads {
+    /// Threads that carry packets; this version always uses one [env: WG_THREADS] [default: 1]
+    #[arg(long = "threads", value_name = "N", value_parser = thread_count)]
+    asked: Option<u16>,
+}
+
+impl Threads {
+    /// Says so when more threads are asked for than this version has.
+    ///
+    /// # Errors
+    /// When WG_THREADS is no number of threads; the option itself was checked before.
+    pub(crate) fn notice(&self) -> Result<Option<String>, String> {
+        let from_environment = || {
+            let word = std::env::var("WG_THREADS").ok().filter(|word| !word.is_empty())?;
+            Some(
+                thread_count(&word)
+                    .map_err(|allowed| format!("WG_THREADS={}: {allowed}", crate::uapi::shown(&word))),
+            )
+        };
+        let count = self.asked.map(Ok).or_else(from_environment).transpose()?.unwrap_or(1);
+        Ok((count != 1).then(|| format!("one thread carries packets in this version, not {count}")))
+    }
+}
+
+fn thread_count(word: &str) -> Result<u16, String> {
+    word.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a number of threads is 1 or more".to_owned())
+}
+
+fn interface(name: &str) -> Result<String, String> {
+    ifname::check(name)
+        .map(|()| name.to_owned())
+        .map_err(|reason| format!("this cannot be an interface: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("fv").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_forms_that_wireguard_go_and_boringtun_know_are_read() {
+        assert!(!parse("wg0").expect("valid").foreground);
+        for line in ["-f wg0", "--foreground wg0", "wg0 -f"] {
+            let cli = parse(line).expect(line);
+            assert!(cli.foreground && cli.ifname.as_deref() == Some("wg0"), "{line}");
+        }
+        assert_eq!(parse("--threads 4 -f wg0").expect("valid").threads.asked, Some(4));
+    }
+
+    #[test]
+    fn an_interface_may_be_called_like_a_command() {
+        assert_eq!(parse("-f -- show").expect("valid").ifname.as_deref(), Some("show"));
+        assert!(matches!(parse("show").expect("valid").command, Some(Command::Show { .. })));
+    }
+
+    #[test]
+    fn show_takes_a_name_and_a_form() {
+        let Some(Command::Show { ifname, json }) = parse("show wg0 --json").expect("valid").command else {
+            panic!("not show");
+        };
+        assert!(json && ifname.as_deref() == Some("wg0"));
+    }
+
+    #[test]
+    fn f72_a_name_that_no_interface_can_have_is_refused_with_the_cause() {
+        for (line, part) in
+            [("abcdefghijklmnop", "16 bytes"), ("a/b", "a /"), ("-f ..", "kernel"), ("show a/b", "a /")]
+        {
+            let text = parse(line).expect_err(line).to_string();
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_nonsense_and_contradictions_are_refused() {
+        for line in
+            ["", "wg0 wg1", "--threads 0 wg0", "--threads x wg0", "--threads -1 wg0", "--nonsense wg0"]
+        {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

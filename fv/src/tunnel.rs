@@ -1,0 +1,206 @@
+//! A running tunnel: TUN device, datapath thread, control socket, link monitor and signals, put together.
+//! Started by `run` and by `up`.
+
+use std::env;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use forestvpn_quantum::config::{DeviceSnapshot, DeviceUpdate};
+use forestvpn_quantum::io::{BootClock, Link, Tun, Udp, fd};
+use forestvpn_quantum::time::OsEntropy;
+use forestvpn_quantum::{ConfigureError, Device, DeviceConfig, Fatal, Handle, Worker};
+use nix::errno::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::control::{Control, ControlServer, ControlSocket, DIRECTORY, Refusal};
+use crate::link::{Follower, Next, follow};
+use crate::netlink::Netlink;
+use crate::uapi::shown;
+
+/// What is left of an Ethernet frame inside of a tunnel over IPv6, rounded: 1500 - 80.
+const DEFAULT_MTU: u16 = 1420;
+/// What the kernel gives a TUN device that nobody said anything about.
+const KERNEL_MTU: u32 = 1500;
+
+/// A tunnel whose packets a thread carries. It ends by itself when its interface is deleted, its socket file
+/// is removed, or a signal comes; dropping it ends it, too.
+#[derive(Debug)]
+pub(crate) struct Tunnel {
+    name: String,
+    handle: Handle,
+    control: Option<ControlServer>,
+    datapath: Option<JoinHandle<Result<(), Fatal>>>,
+}
+
+impl Tunnel {
+    /// Makes the interface `ifname`, or takes over the one behind WG_TUN_FD, and starts all that serves it. The
+    /// interface is down and has no configuration; packets flow when both have changed.
+    ///
+    /// # Errors
+    /// One sentence that says what to do; nothing is left behind.
+    pub(crate) fn start(ifname: &str) -> Result<Self, String> {
+        let tun = match inherited("WG_TUN_FD")? {
+            Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
+            None => {
+                let tun = Tun::open(ifname).map_err(|e| e.to_string())?;
+                default_mtu(tun.name()).map_err(|e| format!("cannot set the MTU of {}: {e}", tun.name()))?;
+                tun
+            }
+        };
+        let name = tun.name().to_owned();
+        let socket = match inherited("WG_UAPI_FD")? {
+            Some(fd) => ControlSocket::inherited(fd::listener(fd).map_err(|e| format!("WG_UAPI_FD: {e}"))?),
+            None => ControlSocket::open(Path::new(DIRECTORY), &name)?,
+        };
+        Self::assemble(name, tun, socket).map_err(|e| format!("cannot start: {e}"))
+    }
+
+    fn assemble(name: String, tun: Tun, socket: ControlSocket) -> io::Result<Self> {
+        let link = Link::new(&tun)?;
+        let config = DeviceConfig { mtu: DEFAULT_MTU, ..DeviceConfig::default() };
+        let device = Device::new(config, Box::new(OsEntropy));
+        let (mut worker, handle) = Worker::new(device, tun, Udp::new(), BootClock)?;
+        let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
+        let mut tunnel = Self { name, handle: handle.clone(), control: None, datapath: Some(datapath) };
+        stop_on_signals(handle.clone())?;
+        follow(link, Monitor { handle: handle.clone(), trouble: String::new() })?;
+        let at_removal = handle.clone();
+        let removed = move || {
+            log::info!("the control socket was removed; ending");
+            at_removal.stop();
+        };
+        tunnel.control = Some(socket.serve(Arc::new(handle), removed)?);
+        Ok(tunnel)
+    }
+
+    /// The interface's name when it was opened.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// To configure and to stop it, from any thread.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Waits until it ends.
+    ///
+    /// # Errors
+    /// When it ended because something broke, and not because that was wanted.
+    pub(crate) fn wait(mut self) -> Result<(), String> {
+        match self.datapath.take().map(JoinHandle::join) {
+            None | Some(Ok(Ok(()) | Err(Fatal::TunGone))) => Ok(()),
+            Some(Ok(Err(fatal))) => Err(fatal.to_string()),
+            Some(Err(_)) => Err("the datapath thread ended by a fault in fv; please report it".into()),
+        }
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        // First nobody can come in any more, then the lights go out.
+        self.control = None;
+        self.handle.stop();
+        if let Some(datapath) = self.datapath.take() {
+            let _ = datapath.join();
+        }
+    }
+}
+
+struct Monitor {
+    handle: Handle,
+    /// What was said last about a link that does not come up; said once, tried again each second.
+    trouble: String,
+}
+
+impl Follower for Monitor {
+    fn changed(&mut self, up: bool, mtu: u16) -> Next {
+        match self.handle.set_link(up, mtu) {
+            Ok(()) => {
+                self.trouble.clear();
+                Next::Watch
+            }
+            Err(ConfigureError::Gone) => Next::End,
+            Err(e) => {
+                let trouble = e.to_string();
+                if trouble != self.trouble {
+                    log::error!("the interface is up, the tunnel is not: {trouble}");
+                    self.trouble = trouble;
+                }
+                Next::Again
+            }
+        }
+    }
+
+    fn gone(&mut self) {
+        log::info!("the interface was deleted; ending");
+        self.handle.stop();
+    }
+}
+
+impl Control for Handle {
+    fn configure(&self, update: DeviceUpdate) -> Result<(), Refusal> {
+        Self::configure(self, update).map_err(|e| {
+            let errno = match &e {
+                ConfigureError::Bind { source, .. } | ConfigureError::Mark { source, .. } => {
+                    source.raw_os_error().map_or(Errno::EADDRINUSE, Errno::from_raw)
+                }
+                // As the kernel says it.
+                ConfigureError::TooManyPeers => Errno::ENOMEM,
+                _ => Errno::EIO,
+            };
+            Refusal { errno, text: e.to_string() }
+        })
+    }
+
+    fn snapshot(&self) -> Result<DeviceSnapshot, Refusal> {
+        Self::snapshot(self).map_err(|e| Refusal { errno: Errno::EIO, text: e.to_string() })
+    }
+}
+
+/// The descriptor whose number is in the environment variable `variable`, if it is set.
+fn inherited(variable: &str) -> Result<Option<OwnedFd>, String> {
+    let Some(word) = env::var(variable).ok().filter(|word| !word.is_empty()) else {
+        return Ok(None);
+    };
+    let number =
+        word.parse().map_err(|_| format!("{variable}={}: a descriptor is a number", shown(&word)))?;
+    fd::inherit(number).map(Some).map_err(|e| format!("{variable}={number}: {e}"))
+}
+
+/// Leaves an MTU alone that somebody chose for an interface that was there before.
+fn default_mtu(name: &str) -> Result<(), crate::netlink::Error> {
+    let mut netlink = Netlink::open()?;
+    match netlink.link(name)? {
+        Some(link) if link.mtu == KERNEL_MTU => netlink.set_mtu(link.index, DEFAULT_MTU.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The first signal ends the tunnel in order, the second ends the process at once.
+fn stop_on_signals(handle: Handle) -> io::Result<()> {
+    // Whoever started us with nohup wants us to outlive the terminal.
+    let ends: &[i32] = if ignored(SIGHUP) { &[SIGINT, SIGTERM] } else { &[SIGINT, SIGTERM, SIGHUP] };
+    let mut signals = Signals::new(ends)?;
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        for (count, signal) in signals.forever().enumerate() {
+            if count > 0 {
+                std::process::exit(128_i32.saturating_add(signal));
+            }
+            log::info!("signal {signal}; ending");
+            handle.stop();
+        }
+    })?;
+    Ok(())
+}
+
+fn ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    mask & 1_u64.wrapping_shl(signal.unsigned_abs().wrapping_sub(1)) != 0
+}
