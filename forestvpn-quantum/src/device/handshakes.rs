@@ -37,7 +37,7 @@ impl Device {
     ) -> Result<(), Discard> {
         let bytes: &[u8] = match message {
             Message::CookieReply(reply) => {
-                let id = self.indices.any(wire::u32_at(*reply, 4)).ok_or(Discard::UnknownIndex)?;
+                let id = self.indices.any(wire::u32_at(&reply[..], 4)).ok_or(Discard::UnknownIndex)?;
                 let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
                 return entry.peer.accept_cookie(reply, now.mono);
             }
