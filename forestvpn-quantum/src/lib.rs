@@ -4,6 +4,8 @@
     not(test),
     warn(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
 )]
+// The core's fence (clippy.toml): a file that is its way to the outside says so with `expect`.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods, clippy::disallowed_types))]
 
 // Tests in the crate run on the same virtual clock as those in tests/it.
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! `fv` calls [`inherit`] and [`listener`] with the numbers it was given in its environment; `tun` and `link`
 //! use the rest. Each function here is safe for any argument.
+#![expect(clippy::disallowed_types, reason = "descriptors are taken over one at a time, at start")]
 #![expect(
     unsafe_code,
     reason = "taking over a descriptor by number, ioctl, setns and mknod have no safe form"

@@ -4,6 +4,7 @@
 //! `fv`'s control thread keeps a [`Link`] and tells the worker. Asked through the descriptor and not by name,
 //! because an interface may be renamed, and may move to another network namespace, where it is out of sight
 //! of the sockets of this process while its descriptor keeps working.
+#![expect(clippy::disallowed_methods, reason = "asks the kernel about the interface, from a control thread")]
 
 use std::fs::File;
 use std::io;

@@ -2,6 +2,10 @@
 //!
 //! Tests drive two workers over them and make any call fail; `fv demo` uses the TUN half where no TUN device
 //! is to be had. Both ends of a link may live in different threads.
+#![expect(
+    clippy::disallowed_types,
+    reason = "two threads share a link in memory; no real packet passes here"
+)]
 
 use std::collections::VecDeque;
 use std::io;
