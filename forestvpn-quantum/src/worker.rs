@@ -236,15 +236,17 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     /// Whether more may wait.
     fn outward(&mut self, now: Now) -> Result<bool, Fatal> {
         let Self { device, tun, udp, frame, arena, tun_counters, .. } = self;
-        let (mut frames, mut bytes) = (0, 0);
+        let (mut frames, mut bytes, mut errors) = (0, 0, 0);
         while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
             let (len, hdr) = match tun.recv(frame) {
                 Ok(read) => read,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
                 Err(_) => {
+                    // The next packet may be a better one; but a queue that only fails is left alone.
                     tun_counters.read_errors += 1;
-                    return Ok(false);
+                    (frames, errors) = (frames + 1, errors + 1);
+                    continue;
                 }
             };
             frames += 1;
@@ -254,7 +256,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             // Why a packet is not let through is counted by the device.
             let _ = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp));
         }
-        Ok(true)
+        Ok(errors < frames)
     }
 
     // -- the cold door --------------------------------------------------------------------------------
@@ -358,3 +360,6 @@ const fn refused(error: ConfigError) -> ConfigureError {
         ConfigError::TooManyPeers => ConfigureError::TooManyPeers,
     }
 }
+
+#[cfg(test)]
+mod tests;

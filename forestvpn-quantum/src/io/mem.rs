@@ -182,6 +182,7 @@ pub struct MemUdp {
     me: usize,
     limit: usize,
     lost_source: Option<Endpoint>,
+    last_to: Option<Endpoint>,
     counters: UdpCounters,
     /// Calls that shall fail.
     pub faults: Faults,
@@ -197,6 +198,7 @@ pub fn udp_pair(first: SocketAddr, second: SocketAddr, limit: usize) -> (MemUdp,
         me,
         limit,
         lost_source: None,
+        last_to: None,
         counters: UdpCounters::default(),
         faults: Faults::default(),
     };
@@ -213,6 +215,11 @@ impl MemUdp {
     /// Lets the address of this host change, as when a laptop moves to another network.
     pub fn move_to(&mut self, addr: SocketAddr) {
         sides(&mut lock(&self.hosts), self.me).0.addr = addr;
+    }
+
+    /// Where the latest datagram was sent to, and from which address.
+    pub const fn last_to(&self) -> Option<Endpoint> {
+        self.last_to
     }
 
     /// Makes [`UdpQueue::poll_lost_source`] report `endpoint`.
@@ -253,6 +260,7 @@ impl UdpQueue for MemUdp {
         let (me, other) = sides(&mut hosts, self.me);
         self.counters.writes += 1;
         let mut taken = 0;
+        self.last_to = trains.last().map(|train| train.to);
         for train in trains {
             let count = train.count();
             if !me.open {
