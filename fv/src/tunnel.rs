@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use forestvpn_quantum::config::{DeviceSnapshot, DeviceUpdate};
@@ -32,6 +33,8 @@ const KERNEL_MTU: u32 = 1500;
 pub(crate) struct Tunnel {
     name: String,
     handle: Handle,
+    /// Set by whoever of monitor and datapath thread sees it first.
+    deleted: Arc<AtomicBool>,
     control: Option<ControlServer>,
     datapath: Option<JoinHandle<Result<(), Fatal>>>,
 }
@@ -65,9 +68,16 @@ impl Tunnel {
         let device = Device::new(config, Box::new(OsEntropy));
         let (mut worker, handle) = Worker::new(device, tun, Udp::new(), BootClock)?;
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
-        let mut tunnel = Self { name, handle: handle.clone(), control: None, datapath: Some(datapath) };
+        let mut tunnel = Self {
+            name,
+            handle: handle.clone(),
+            deleted: Arc::default(),
+            control: None,
+            datapath: Some(datapath),
+        };
         stop_on_signals(handle.clone())?;
-        follow(link, Monitor { handle: handle.clone(), trouble: String::new() })?;
+        let deleted = Arc::clone(&tunnel.deleted);
+        follow(link, Monitor { handle: handle.clone(), deleted, trouble: String::new() })?;
         let at_removal = handle.clone();
         let removed = move || {
             log::info!("the control socket was removed; ending");
@@ -93,10 +103,15 @@ impl Tunnel {
     /// When it ended because something broke, and not because that was wanted.
     pub(crate) fn wait(mut self) -> Result<(), String> {
         match self.datapath.take().map(JoinHandle::join) {
-            None | Some(Ok(Ok(()) | Err(Fatal::TunGone))) => Ok(()),
-            Some(Ok(Err(fatal))) => Err(fatal.to_string()),
-            Some(Err(_)) => Err("the datapath thread ended by a fault in fv; please report it".into()),
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(Fatal::TunGone))) => self.deleted.store(true, Ordering::Relaxed),
+            Some(Ok(Err(fatal))) => return Err(fatal.to_string()),
+            Some(Err(_)) => return Err("the datapath thread ended by a fault in fv; please report it".into()),
         }
+        if self.deleted.load(Ordering::Relaxed) {
+            log::info!("the interface was deleted; ending");
+        }
+        Ok(())
     }
 }
 
@@ -113,6 +128,7 @@ impl Drop for Tunnel {
 
 struct Monitor {
     handle: Handle,
+    deleted: Arc<AtomicBool>,
     /// What was said last about a link that does not come up; said once, tried again each second.
     trouble: String,
 }
@@ -137,7 +153,7 @@ impl Follower for Monitor {
     }
 
     fn gone(&mut self) {
-        log::info!("the interface was deleted; ending");
+        self.deleted.store(true, Ordering::Relaxed);
         self.handle.stop();
     }
 }

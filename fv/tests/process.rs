@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -77,9 +79,9 @@ struct Place {
 
 impl Place {
     /// Says why there is none here, or fails when skipping is forbidden.
-    fn new(label: &str) -> Option<Self> {
-        let missing =
-            ["ip", "wg"].into_iter().find(|tool| Command::new(tool).arg("--version").output().is_err());
+    fn new(label: &str, tools: &[&str]) -> Option<Self> {
+        let there = |tool: &&&str| Command::new(tool).arg("--version").output().is_ok();
+        let missing = ["ip", "wg"].iter().chain(tools).find(|tool| !there(tool));
         let reason = match missing {
             _ if !nix::unistd::geteuid().is_root() => Some("not root".to_owned()),
             Some(tool) => Some(format!("no {tool}")),
@@ -117,6 +119,18 @@ impl Place {
         let output = self.command(words[0]).args(&words[1..]).output().expect(words[0]);
         assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
         text(&output.stdout)
+    }
+
+    /// Runs `work` on a thread in the namespace; sockets it makes belong there.
+    fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        let netns = fs::File::open(Path::new("/run/netns").join(&self.netns)).expect("it is there");
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                setns(netns, CloneFlags::CLONE_NEWNET).expect("root may");
+                work()
+            });
+            thread.join().expect("no panic")
+        })
     }
 
     fn socket(&self) -> PathBuf {
@@ -203,7 +217,7 @@ fn within(seconds: u64, mut done: impl FnMut() -> bool) -> bool {
 
 #[test]
 fn the_parent_ends_only_when_wg_can_talk_to_the_tunnel() {
-    let Some(place) = Place::new("a") else { return };
+    let Some(place) = Place::new("a", &[]) else { return };
     for _ in 0..5 {
         let output = place.command(FV).arg(&place.name).output().expect("fv runs");
         assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
@@ -216,7 +230,7 @@ fn the_parent_ends_only_when_wg_can_talk_to_the_tunnel() {
 
 #[test]
 fn a_signal_in_the_background_ends_it_and_leaves_nothing() {
-    let Some(place) = Place::new("b") else { return };
+    let Some(place) = Place::new("b", &[]) else { return };
     place.run(&[FV, &place.name]);
     let [pid] = place.pids()[..] else { panic!("one process: {:?}", place.pids()) };
     kill(Pid::from_raw(pid), Signal::SIGTERM).expect("it runs");
@@ -225,7 +239,7 @@ fn a_signal_in_the_background_ends_it_and_leaves_nothing() {
 
 #[test]
 fn each_way_to_end_it_in_the_foreground_is_a_success_that_leaves_nothing() {
-    let Some(place) = Place::new("c") else { return };
+    let Some(place) = Place::new("c", &[]) else { return };
     let ways: [(&str, &dyn Fn(&Running)); 5] = [
         ("SIGTERM", &|running| running.signal(Signal::SIGTERM)),
         ("SIGINT", &|running| running.signal(Signal::SIGINT)),
@@ -244,7 +258,7 @@ fn each_way_to_end_it_in_the_foreground_is_a_success_that_leaves_nothing() {
 
 #[test]
 fn f147_after_a_kill_the_next_start_works_and_a_second_one_beside_it_is_refused() {
-    let Some(place) = Place::new("d") else { return };
+    let Some(place) = Place::new("d", &[]) else { return };
     let running = place.foreground(&[]);
     running.signal(Signal::SIGKILL);
     assert_eq!(running.end().0, None);
@@ -256,7 +270,7 @@ fn f147_after_a_kill_the_next_start_works_and_a_second_one_beside_it_is_refused(
     assert!(text(&second.stderr).contains("in use by another program"), "{}", text(&second.stderr));
 
     // The same name in another namespace: no clash of interfaces, but one of sockets.
-    let elsewhere = Place::new("e").expect("as before");
+    let elsewhere = Place::new("e", &[]).expect("as before");
     let third = elsewhere.command(FV).arg(&place.name).output().expect("fv runs");
     assert_eq!(third.status.code(), Some(1));
     assert!(text(&third.stderr).contains("another process serves"), "{}", text(&third.stderr));
@@ -267,7 +281,7 @@ fn f147_after_a_kill_the_next_start_works_and_a_second_one_beside_it_is_refused(
 
 #[test]
 fn f146_a_process_that_was_stopped_and_continued_goes_on() {
-    let Some(place) = Place::new("f") else { return };
+    let Some(place) = Place::new("f", &[]) else { return };
     let running = place.foreground(&[]);
     for _ in 0..3 {
         running.signal(Signal::SIGSTOP);
@@ -281,7 +295,7 @@ fn f146_a_process_that_was_stopped_and_continued_goes_on() {
 
 #[test]
 fn f149_without_the_right_to_make_interfaces_it_says_what_is_missing() {
-    let Some(place) = Place::new("g") else { return };
+    let Some(place) = Place::new("g", &["setpriv"]) else { return };
     let output = place
         .command("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", FV, &place.name])
@@ -294,14 +308,11 @@ fn f149_without_the_right_to_make_interfaces_it_says_what_is_missing() {
 
 #[test]
 fn f69_a_port_in_use_is_told_and_the_old_one_keeps_working() {
-    let Some(place) = Place::new("h") else { return };
+    let Some(place) = Place::new("h", &[]) else { return };
     let running = place.foreground(&[("LOG_LEVEL", "error")]);
     place.run(&["ip", "link", "set", &place.name, "up"]);
     place.run(&["wg", "set", &place.name, "listen-port", "5555"]);
-    let holder =
-        place.command("python3").args(["-c", HOLD_PORT]).stdout(Stdio::piped()).stdin(Stdio::piped()).spawn();
-    let mut holder = Running(holder.expect("python3"));
-    holder.0.stdout.take().expect("piped").read_exact(&mut [0]).expect("bound");
+    let _holder = place.inside(|| UdpSocket::bind("0.0.0.0:7777").expect("free"));
     let refused =
         place.command("wg").args(["set", &place.name, "listen-port", "7777", "fwmark", "1"]).output();
     let refused = refused.expect("wg");
@@ -313,13 +324,9 @@ fn f69_a_port_in_use_is_told_and_the_old_one_keeps_working() {
     assert!(said.contains("7777") && said.starts_with(&format!("fv {}: error: ", place.name)), "{said}");
 }
 
-const HOLD_PORT: &str = "import socket,sys
-s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM); s.bind(('',7777))
-print('.',flush=True); sys.stdin.read()";
-
 #[test]
 fn the_environment_of_wireguard_go_is_understood() {
-    let Some(place) = Place::new("i") else { return };
+    let Some(place) = Place::new("i", &[]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("notify");
     let systemd = UnixDatagram::bind(&path).expect("bound");
@@ -341,7 +348,7 @@ fn the_environment_of_wireguard_go_is_understood() {
 
 #[test]
 fn a_log_that_was_asked_for_goes_on_in_the_background() {
-    let Some(place) = Place::new("j") else { return };
+    let Some(place) = Place::new("j", &[]) else { return };
     let log = tempfile::NamedTempFile::new().expect("a file");
     let mut command = place.command(FV);
     command.arg(&place.name).env("LOG_LEVEL", "debug").stderr(log.reopen().expect("a file"));
@@ -358,7 +365,7 @@ fn hand_over(command: &mut Command, variable: &str, fd: &OwnedFd) {
 
 #[test]
 fn a_listening_socket_that_is_handed_over_is_served() {
-    let Some(place) = Place::new("k") else { return };
+    let Some(place) = Place::new("k", &[]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("mine.sock");
     let listener: OwnedFd = UnixListener::bind(&path).expect("bound").into();
@@ -380,7 +387,7 @@ fn a_listening_socket_that_is_handed_over_is_served() {
 
 #[test]
 fn descriptors_that_are_not_what_they_should_be_are_refused() {
-    let Some(place) = Place::new("l") else { return };
+    let Some(place) = Place::new("l", &[]) else { return };
     let file: OwnedFd = fs::File::open("/dev/null").expect("there").into();
     for (variable, value, part) in [
         ("WG_TUN_FD", "x", "WG_TUN_FD=x: a descriptor is a number"),
@@ -403,7 +410,7 @@ fn descriptors_that_are_not_what_they_should_be_are_refused() {
 
 #[test]
 fn wg_quick_brings_a_tunnel_up_and_down() {
-    let Some(place) = Place::new("m") else { return };
+    let Some(place) = Place::new("m", &["wg-quick"]) else { return };
     assert!(
         !Path::new("/sys/module/wireguard").exists(),
         "wg-quick takes the kernel's WireGuard on this machine"
