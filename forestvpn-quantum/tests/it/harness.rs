@@ -150,6 +150,12 @@ pub fn inner(host: usize) -> [u8; 4] {
     [10, 0, 0, host as u8 + 1]
 }
 
+/// The inner address of a host as an allowed IP.
+pub fn allowed(host: usize) -> AllowedIp {
+    let [a, b, c, d] = inner(host);
+    AllowedIp { net: format!("{a}.{b}.{c}.{d}/32").parse().unwrap(), remove: false }
+}
+
 impl World {
     /// `count` hosts with keys, up, without peers.
     pub fn new(count: usize) -> Self {
@@ -218,9 +224,7 @@ impl World {
     pub fn introduce(&mut self, host: usize, of: usize, endpoint: bool) {
         let mut peer = PeerUpdate::new(self.hosts[of].public());
         peer.endpoint = endpoint.then_some(self.hosts[of].addr);
-        let [a, b, c, d] = inner(of);
-        peer.allowed_ips =
-            vec![AllowedIp { net: format!("{a}.{b}.{c}.{d}/32").parse().unwrap(), remove: false }];
+        peer.allowed_ips = vec![allowed(of)];
         self.configure(host, DeviceUpdate { peers: vec![peer], ..Default::default() });
     }
 

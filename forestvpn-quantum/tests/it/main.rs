@@ -3,5 +3,10 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
 mod cookies;
+mod formats;
+mod handshake;
 mod harness;
+mod indices;
+mod replay;
+mod sessions;
 mod smoke;
