@@ -10,3 +10,4 @@ mod indices;
 mod replay;
 mod sessions;
 mod smoke;
+mod timers;
