@@ -6,6 +6,7 @@ mod cli;
 mod config;
 mod control;
 mod daemon;
+mod demo;
 mod ifname;
 mod key;
 mod link;

@@ -1,0 +1,4 @@
+mod bulk;
+mod memory;
+mod ping;
+mod place;
