@@ -340,7 +340,8 @@ impl Device {
     ) -> Result<Option<u16>, Discard> {
         let id = self.indices.keypair(header.receiver).ok_or(Discard::UnknownIndex)?;
         let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
-        let opened = entry.peer.open(header, datagram, Some(from), now)?;
+        let body = datagram.get_mut(DATA_HEADER..).ok_or(Discard::Malformed)?;
+        let opened = entry.peer.open(header, body, Some(from), now)?;
         if opened.roamed {
             self.event(Event::EndpointChanged(id));
         }
@@ -356,7 +357,7 @@ impl Device {
         if opened.len == 0 {
             return Ok(None);
         }
-        let padded = datagram.get_mut(DATA_HEADER..DATA_HEADER + opened.len).ok_or(Discard::NotIp)?;
+        let padded = body.get_mut(..opened.len).ok_or(Discard::NotIp)?;
         let len = ip::length(padded).ok_or(Discard::NotIp)?;
         //@ C-IN-4
         if ip::source(padded).and_then(|source| self.routes.lookup(source)) != Some(id) {

@@ -157,6 +157,21 @@ impl Peer {
         ([index_of(previous), index_of(current), index_of(next)], self.clear_handshake())
     }
 
+    /// Is `index` alive: does our handshake or one of the sessions go by it?
+    pub(crate) fn uses(&self, index: u32) -> bool {
+        self.handshake_index() == Some(index) || self.opener(index).is_some()
+    }
+
+    /// Why a counter was refused: too old for the window of its session (`true`), or seen before.
+    pub(crate) fn fell_out(&self, header: DataHeader) -> bool {
+        self.opener(header.receiver).is_some_and(|open| open.fell_out(header.counter))
+    }
+
+    fn opener(&self, index: u32) -> Option<&OpenKey> {
+        let Keypairs { previous, current, next } = &self.keypairs;
+        [current, next, previous].into_iter().flatten().map(|k| &k.open).find(|open| open.local() == index)
+    }
+
     /// Does the peer hold any session?
     pub(crate) const fn has_session(&self) -> bool {
         self.keypairs.current.is_some() || self.keypairs.next.is_some() || self.keypairs.previous.is_some()
@@ -336,12 +351,12 @@ impl Peer {
         })
     }
 
-    /// Opens one data datagram in place and does all that an authenticated packet does, in the kernel's order
-    /// (C-TMR-11), up to the inner checks. Nothing but the datagram's bytes changes on failure.
+    /// Opens the `body` (what comes after the header) of one data datagram in place and does all that an
+    /// authenticated packet does, in the kernel's order (C-TMR-11), up to the inner checks. Nothing but the bytes of `body` changes on failure.
     pub(crate) fn open(
         &mut self,
         header: DataHeader,
-        datagram: &mut [u8],
+        body: &mut [u8],
         from: Option<Endpoint>,
         now: Now,
     ) -> Result<Opened, Discard> {
@@ -359,7 +374,7 @@ impl Peer {
         let Some(keypair) = slot.as_mut().filter(|k| k.open.local() == header.receiver) else {
             return Err(Discard::UnknownIndex);
         };
-        let len = keypair.open.open(header, datagram, now.mono)?;
+        let len = keypair.open.open(header, body, now.mono)?;
         //@ C-TMR-11
         let mut opened = Opened { len, ..Opened::default() };
         if unconfirmed {

@@ -34,7 +34,12 @@ impl Window {
             return true;
         }
         let (word, bit) = place(counter);
-        self.newest.saturating_sub(counter) <= REACH && self.seen.get(word).is_some_and(|w| w & bit == 0)
+        !self.fell_out(counter) && self.seen.get(word).is_some_and(|w| w & bit == 0)
+    }
+
+    /// Is `counter` older than all that the window remembers?
+    pub(crate) const fn fell_out(&self, counter: u64) -> bool {
+        self.newest.saturating_sub(counter) > REACH
     }
 
     /// Takes `counter` if it is new, and remembers it. Only for packets that were authenticated (C-RPL-2).

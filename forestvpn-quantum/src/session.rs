@@ -90,12 +90,17 @@ impl OpenKey {
         self.local
     }
 
-    /// Authenticates and decrypts inside `datagram`, then marks the counter as seen. Gives the length of the
-    /// plaintext, which starts at offset 16. Nothing changes on failure but the bytes of the datagram.
+    /// Did `counter` fall out of the replay window? Otherwise a refused one was seen before.
+    pub(crate) const fn fell_out(&self, counter: u64) -> bool {
+        self.window.fell_out(counter)
+    }
+
+    /// Authenticates and decrypts `body`, what comes after the header, in place, then marks the counter as
+    /// seen. Gives the length of the plaintext. Nothing changes on failure but the bytes of `body`.
     pub(crate) fn open(
         &mut self,
         header: DataHeader,
-        datagram: &mut [u8],
+        body: &mut [u8],
         now: Instant,
     ) -> Result<usize, Discard> {
         //@ C-SES-6
@@ -106,7 +111,6 @@ impl OpenKey {
         if !self.window.check(header.counter) {
             return Err(Discard::Replayed);
         }
-        let body = datagram.get_mut(DATA_HEADER..).ok_or(Discard::Malformed)?;
         let len = self.aead.open(header.counter, &[], body).ok_or(Discard::BadTag)?;
         //@ C-RPL-2
         //@ C-RPL-4

@@ -95,6 +95,7 @@ fn packets_7900_late_are_accepted_once_and_9000_late_refused() {
     expect(&mut w, (n - 7900..n).rev().map(|c| (c, true)));
     expect(&mut w, (n - 7900..=n).map(|c| (c, false)));
     expect(&mut w, [(n - 9000, false)]);
+    assert!(w.fell_out(n - 9000) && w.fell_out(n - L) && !w.fell_out(n - W));
 }
 
 // F07

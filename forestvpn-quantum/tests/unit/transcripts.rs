@@ -114,7 +114,7 @@ impl Golden {
     fn receive(&self, peer: &mut Peer, datagram: &[u8]) -> Result<(usize, bool, Vec<u8>), Discard> {
         let mut bytes = datagram.to_vec();
         let Some(Message::Data(header)) = wire::parse(datagram) else { panic!("not a data message") };
-        let opened = peer.open(header, &mut bytes, None, self.now())?;
+        let opened = peer.open(header, &mut bytes[16..], None, self.now())?;
         Ok((opened.len, opened.confirmed, bytes[16..16 + opened.len].to_vec()))
     }
 }
@@ -527,7 +527,7 @@ mod snow_peer {
             wire::put(&mut theirs, 8, &(counter as u64).to_le_bytes());
             snow.write_message(counter as u64, text, &mut theirs[16..]).unwrap();
             let Some(Message::Data(header)) = wire::parse(&theirs) else { panic!("no data message") };
-            assert_eq!(open.open(header, &mut theirs, now), Ok(text.len()));
+            assert_eq!(open.open(header, &mut theirs[16..], now), Ok(text.len()));
             assert_eq!(&theirs[16..16 + text.len()], text);
         }
     }
