@@ -32,6 +32,7 @@ pub mod io;
 mod ip;
 mod key;
 mod limiter;
+pub mod noise;
 pub mod offload;
 mod peer;
 mod peers;
@@ -45,6 +46,11 @@ mod timers;
 mod wire;
 #[cfg(all(feature = "io", target_os = "linux"))]
 mod worker;
+
+/// The key types of the [`noise`] door: x25519-dalek 2, as boringtun re-exports it.
+pub mod x25519 {
+    pub use x25519_dalek_2::{EphemeralSecret, PublicKey, ReusableSecret, SharedSecret, StaticSecret};
+}
 
 pub use device::{ConfigError, Device, DeviceConfig, PeerId};
 pub use event::{Discard, Event};

@@ -1,0 +1,78 @@
+//! The door for users of boringtun: its paths, names and signatures (0.7) over our
+//! [`Peer`](crate::peer::Peer). One peer, no socket, no thread; the caller moves the bytes.
+//!
+//! This file is the only one outside `io` that reads a clock, and only for the methods that take no time
+//! themselves; each has a twin ending in `_at` that is told the time. `docs/embedding.md` lists what differs
+//! from upstream.
+
+pub mod errors;
+pub mod handshake;
+mod packet;
+pub mod rate_limiter;
+mod timers;
+mod tunn;
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::time::Now;
+
+pub use errors::WireGuardError;
+pub use packet::{HandshakeInit, HandshakeResponse, Packet, PacketCookieReply, PacketData};
+pub use tunn::Tunn;
+
+/// What a call on a [`Tunn`] asks its caller to do.
+#[derive(Debug)]
+pub enum TunnResult<'a> {
+    /// Nothing.
+    Done,
+    /// Nothing; the call failed and changed nothing.
+    Err(WireGuardError),
+    /// Send this datagram to the peer.
+    WriteToNetwork(&'a mut [u8]),
+    /// Hand this IPv4 packet to the TUN device; its source address is given.
+    WriteToTunnelV4(&'a mut [u8], Ipv4Addr),
+    /// Hand this IPv6 packet to the TUN device; its source address is given.
+    WriteToTunnelV6(&'a mut [u8], Ipv6Addr),
+}
+
+impl From<WireGuardError> for TunnResult<'_> {
+    fn from(error: WireGuardError) -> Self {
+        Self::Err(error)
+    }
+}
+
+/// The first `len` bytes of `dst` for the network; 0 means nothing to do.
+fn to_network(dst: &mut [u8], len: Result<usize, WireGuardError>) -> TunnResult<'_> {
+    match len {
+        Ok(0) => TunnResult::Done,
+        Ok(len) => match dst.get_mut(..len) {
+            Some(datagram) => TunnResult::WriteToNetwork(datagram),
+            None => TunnResult::Err(WireGuardError::DestinationBufferTooSmall),
+        },
+        Err(error) => TunnResult::Err(error),
+    }
+}
+
+/// CLOCK_BOOTTIME, so that keys age while the machine sleeps (C-SES-8).
+#[cfg(all(feature = "io", target_os = "linux"))]
+fn clock() -> Now {
+    use crate::time::Clock;
+    crate::io::clock::BootClock.now()
+}
+
+/// The clocks of the standard library: keys do not age while a Linux machine sleeps.
+#[cfg(not(all(feature = "io", target_os = "linux")))]
+fn clock() -> Now {
+    use std::sync::OnceLock;
+    use std::time::{Instant, SystemTime, UNIX_EPOCH};
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    let since = ORIGIN.get_or_init(Instant::now).elapsed();
+    Now {
+        mono: crate::time::Instant::ZERO.after(since),
+        unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/unit/noise.rs"]
+mod tests;
