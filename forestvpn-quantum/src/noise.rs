@@ -7,6 +7,7 @@
 
 pub mod errors;
 pub mod handshake;
+mod inward;
 mod packet;
 pub mod rate_limiter;
 mod timers;

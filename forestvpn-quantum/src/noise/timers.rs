@@ -66,8 +66,12 @@ impl Tunn {
                 //@ C-TMR-6
                 Due::Keepalive | Due::PersistentKeepalive => self.keepalive(dst, now)?,
                 Due::Flush => self.pending(dst, now)?,
-                Due::GiveUp => self.expire(),
+                Due::GiveUp => {
+                    self.peer.staging.clear();
+                    self.expire()
+                }
                 //@ C-SES-7
+                // What waits stays, as in the kernel: a handshake for it is under way.
                 Due::Wipe => {
                     self.peer.wipe();
                     self.expire()
@@ -92,12 +96,11 @@ impl Tunn {
             0 => self.begin(dst, now),
             len => Ok(len),
         };
-        self.peer.timers.rearm_persistent(now.mono);
+        self.peer.timers.kept_alive(now.mono);
         sent
     }
 
     fn expire(&mut self) -> usize {
-        self.peer.staging.clear();
         self.rekey = false;
         self.expired = true;
         0

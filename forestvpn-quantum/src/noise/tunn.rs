@@ -5,18 +5,17 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::errors::WireGuardError;
-use super::packet::{HandshakeInit, HandshakeResponse, Packet, PacketCookieReply, PacketData};
+use super::inward::Arrivals;
+use super::packet::Packet;
 use super::rate_limiter::RateLimiter;
 use super::{TunnResult, clock, to_network};
-use crate::handshake;
 use crate::ip;
 use crate::key::{PresharedKey, PrivateKey, PublicKey};
 use crate::peer::{Local, Peer};
 use crate::session;
 use crate::staging;
 use crate::time::{Entropy, Instant, Now, OsEntropy};
-use crate::timers::REJECT_AFTER_MESSAGES;
-use crate::wire::{self, COOKIE_REPLY, DATA_OVERHEAD, DataHeader, INITIATION, RESPONSE};
+use crate::wire::{self, DATA_OVERHEAD, INITIATION};
 use crate::x25519;
 
 /// Handshake messages per second that a tunnel with a limiter of its own takes unproved.
@@ -41,20 +40,12 @@ pub struct Tunn {
     /// The last time we were told.
     pub(super) latest: Instant,
     /// When the outstanding initiation went out.
-    asked: Option<Instant>,
-    rtt_ms: Option<u32>,
+    pub(super) asked: Option<Instant>,
+    pub(super) rtt_ms: Option<u32>,
     /// Bytes of inner packets.
     tx_bytes: usize,
-    rx_bytes: usize,
-    arrivals: [Arrivals; 2],
-}
-
-/// What came in on one session, to estimate loss from.
-#[derive(Clone, Copy, Default)]
-struct Arrivals {
-    index: u32,
-    newest: u64,
-    count: u64,
+    pub(super) rx_bytes: usize,
+    pub(super) arrivals: Arrivals,
 }
 
 impl core::fmt::Debug for Tunn {
@@ -110,7 +101,7 @@ impl Tunn {
             rtt_ms: None,
             tx_bytes: 0,
             rx_bytes: 0,
-            arrivals: Default::default(),
+            arrivals: Arrivals::default(),
         }
     }
 
@@ -123,10 +114,7 @@ impl Tunn {
         rate_limiter: Option<Arc<RateLimiter>>,
     ) {
         let _ = static_public;
-        // Timestamps go on growing, whatever the key.
-        let timestamps = core::mem::take(&mut self.local.timestamps);
         self.local = Local::new(PrivateKey::new(static_private.to_bytes()));
-        self.local.timestamps = timestamps;
         self.own_limiter = rate_limiter.is_none();
         self.limiter = rate_limiter.unwrap_or_else(|| own_limiter_for(&self.local.public));
         self.peer.rekey_local(Some(&self.local));
@@ -176,7 +164,7 @@ impl Tunn {
     /// [`stats`](Self::stats), told the time.
     pub fn stats_at(&self, now: Now) -> (Option<Duration>, usize, usize, f32, Option<u32>) {
         let age = self.time_since_last_handshake_at(now);
-        (age, self.tx_bytes, self.rx_bytes, self.loss(), self.rtt_ms)
+        (age, self.tx_bytes, self.rx_bytes, self.arrivals.loss(), self.rtt_ms)
     }
 
     // -- outward --------------------------------------------------------------------------------------
@@ -241,9 +229,9 @@ impl Tunn {
         let total = DATA_OVERHEAD + session::padded(bytes.len(), 0).min(room);
         let Some(datagram) = dst.get_mut(..total) else { return Ok(0) };
         let Some(counter) = key.reserve(1, now.mono) else { return Ok(0) };
-        session::lay(bytes, datagram);
-        key.seal(counter, datagram);
         let len = bytes.len();
+        session::lay(datagram, len, |to| to.copy_from_slice(bytes));
+        key.seal(counter, datagram);
         if packet.is_none() {
             peer.staging.pop();
         }
@@ -264,7 +252,7 @@ impl Tunn {
             return Err(WireGuardError::DestinationBufferTooSmall);
         }
         let index = self.fresh_index();
-        let Some(message) = self.peer.initiate(&mut self.local, index, now, &mut OsEntropy) else {
+        let Some(message) = self.peer.initiate(&self.local, index, now, &mut OsEntropy) else {
             // No handshake with this key will ever be possible (C-PRIM-4): nothing to wait for.
             self.peer.staging.clear();
             return Err(WireGuardError::WrongKey);
@@ -277,7 +265,7 @@ impl Tunn {
     }
 
     /// The next `index << 8 | n` that no handshake and no session goes by.
-    fn fresh_index(&mut self) -> u32 {
+    pub(super) fn fresh_index(&mut self) -> u32 {
         loop {
             let index = self.index | u32::from(self.count);
             self.count = self.count.wrapping_add(1);
@@ -314,199 +302,6 @@ impl Tunn {
             self.peer.timers.may_initiate(now.mono, true);
         }
         to_network(dst, len)
-    }
-
-    // -- inward ---------------------------------------------------------------------------------------
-
-    /// Takes a datagram. When the answer is `WriteToNetwork`, call again with an empty datagram until it is
-    /// `Done`: packets that waited come out one by one.
-    pub fn decapsulate<'a>(
-        &mut self,
-        src_addr: Option<IpAddr>,
-        datagram: &[u8],
-        dst: &'a mut [u8],
-    ) -> TunnResult<'a> {
-        self.decapsulate_at(src_addr, datagram, dst, clock())
-    }
-
-    /// [`decapsulate`](Self::decapsulate), told the time.
-    pub fn decapsulate_at<'a>(
-        &mut self,
-        src_addr: Option<IpAddr>,
-        datagram: &[u8],
-        dst: &'a mut [u8],
-        now: Now,
-    ) -> TunnResult<'a> {
-        self.latest = now.mono;
-        if datagram.is_empty() {
-            let len = self.pending(dst, now);
-            return to_network(dst, len);
-        }
-        let len = match Packet::parse(datagram) {
-            Ok(Packet::PacketData(p)) => return self.data(&p, dst, now),
-            Ok(Packet::PacketCookieReply(p)) => self.cookie(&p, now),
-            Ok(Packet::HandshakeInit(p)) => match self.judge(src_addr, datagram, RESPONSE, dst, now) {
-                Ok(0) => self.initiation(&p, dst, now),
-                refused => refused,
-            },
-            Ok(Packet::HandshakeResponse(p)) => {
-                match self.judge(src_addr, datagram, COOKIE_REPLY, dst, now) {
-                    Ok(0) => self.response(&p, dst, now),
-                    refused => refused,
-                }
-            }
-            Err(error) => Err(error),
-        };
-        to_network(dst, len)
-    }
-
-    /// Asks the limiter about a handshake message whose answer may take `room`; gives the length of a cookie
-    /// reply in `dst`, or 0 to go on.
-    fn judge(
-        &self,
-        source: Option<IpAddr>,
-        message: &[u8],
-        room: usize,
-        dst: &mut [u8],
-        now: Now,
-    ) -> Result<usize, WireGuardError> {
-        if dst.len() < room {
-            return Err(WireGuardError::DestinationBufferTooSmall);
-        }
-        self.limiter.judge(source, message, dst, now)
-    }
-
-    /// What is ready to go: a packet that waited, or an initiation that is due.
-    pub(super) fn pending(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
-        match self.seal(None, dst, now)? {
-            0 if self.rekey => self.initiate(dst, now),
-            len => Ok(len),
-        }
-    }
-
-    fn initiation(
-        &mut self,
-        p: &HandshakeInit<'_>,
-        dst: &mut [u8],
-        now: Now,
-    ) -> Result<usize, WireGuardError> {
-        //@ C-HS-2
-        let introduced = handshake::introduce(&self.local.private, &self.local.public, p.message)?;
-        if introduced.remote != self.peer.public {
-            return Err(WireGuardError::WrongKey);
-        }
-        let (introduced, _) = self.peer.accept_initiation(introduced, now.mono)?;
-        let index = self.fresh_index();
-        let response = self.peer.respond(introduced, index, now.mono, &mut OsEntropy);
-        let (response, _) = response.ok_or(WireGuardError::WrongKey)?;
-        self.peer.heard(None, now.mono);
-        self.expired = false;
-        self.asked = None;
-        wire::put(dst, 0, &response);
-        Ok(RESPONSE)
-    }
-
-    fn response(
-        &mut self,
-        p: &HandshakeResponse<'_>,
-        dst: &mut [u8],
-        now: Now,
-    ) -> Result<usize, WireGuardError> {
-        match self.peer.handshake_index() {
-            None => return Err(WireGuardError::UnexpectedPacket),
-            Some(index) if index != p.receiver_idx => return Err(WireGuardError::WrongIndex),
-            Some(_) => {}
-        }
-        self.peer.accept_response(&self.local, p.message, now)?;
-        self.peer.heard(None, now.mono);
-        self.expired = false;
-        self.rekey = false;
-        if let Some(asked) = self.asked.take() {
-            self.rtt_ms = u32::try_from(now.mono.since(asked).as_millis()).ok();
-        }
-        //@ C-SES-4
-        // A packet that waits confirms the session as well as a keepalive, when there is room for it.
-        match self.seal(None, dst, now) {
-            Ok(len) if len > 0 => Ok(len),
-            Ok(_) | Err(_) => self.seal(Some(&[]), dst, now),
-        }
-    }
-
-    fn cookie(&mut self, p: &PacketCookieReply<'_>, now: Now) -> Result<usize, WireGuardError> {
-        if !self.peer.uses(p.receiver_idx) {
-            return Err(WireGuardError::WrongIndex);
-        }
-        self.peer.accept_cookie(p.message, now.mono)?;
-        Ok(0)
-    }
-
-    fn data<'a>(&mut self, p: &PacketData<'_>, dst: &'a mut [u8], now: Now) -> TunnResult<'a> {
-        let Some(body) = dst.get_mut(..p.body.len()) else {
-            return TunnResult::Err(WireGuardError::DestinationBufferTooSmall);
-        };
-        body.copy_from_slice(p.body);
-        let header = DataHeader { receiver: p.receiver_idx, counter: p.counter };
-        let opened = match self.peer.open(header, body, None, now) {
-            Ok(opened) => opened,
-            Err(why) => return TunnResult::Err(self.explain(why.into(), header)),
-        };
-        self.note_arrival(header);
-        self.expired &= !opened.confirmed;
-        if opened.rekey {
-            self.rekey |= self.peer.timers.may_initiate(now.mono, true);
-        }
-        if opened.len == 0 {
-            let len = self.pending(dst, now);
-            return to_network(dst, len);
-        }
-        let packet = dst.get_mut(..opened.len).unwrap_or_default();
-        let (Some(len), Some(source)) = (ip::length(packet), ip::source(packet)) else {
-            return TunnResult::Err(WireGuardError::InvalidPacket);
-        };
-        self.rx_bytes = self.rx_bytes.saturating_add(len);
-        match (packet.get_mut(..len), source) {
-            (Some(packet), IpAddr::V4(source)) => TunnResult::WriteToTunnelV4(packet, source),
-            (Some(packet), IpAddr::V6(source)) => TunnResult::WriteToTunnelV6(packet, source),
-            (None, _) => TunnResult::Err(WireGuardError::InvalidPacket),
-        }
-    }
-
-    /// Upstream tells more reasons apart than the core counts.
-    fn explain(&self, error: WireGuardError, header: DataHeader) -> WireGuardError {
-        #[expect(clippy::wildcard_enum_match_arm, reason = "only three need a closer look")]
-        match error {
-            WireGuardError::WrongIndex if !self.peer.has_session() => WireGuardError::NoCurrentSession,
-            WireGuardError::NoCurrentSession if header.counter >= REJECT_AFTER_MESSAGES => {
-                WireGuardError::InvalidCounter
-            }
-            WireGuardError::DuplicateCounter if self.peer.fell_out(header) => WireGuardError::InvalidCounter,
-            other => other,
-        }
-    }
-
-    fn note_arrival(&mut self, header: DataHeader) {
-        let DataHeader { receiver, counter } = header;
-        if !self.arrivals.iter().any(|a| a.count > 0 && a.index == receiver) {
-            self.arrivals[1] = self.arrivals[0];
-            self.arrivals[0] = Arrivals { index: receiver, newest: 0, count: 0 };
-        }
-        if let Some(a) = self.arrivals.iter_mut().find(|a| a.index == receiver) {
-            a.newest = a.newest.max(counter);
-            a.count = a.count.saturating_add(1);
-        }
-    }
-
-    /// Of the last two sessions, the newer one weighing three times as much.
-    fn loss(&self) -> f32 {
-        let (mut sum, mut weights) = (0.0, 0.0);
-        for (a, weight) in self.arrivals.iter().zip([3.0, 1.0]) {
-            if a.count > 0 {
-                let expected = a.newest.saturating_add(1).max(a.count);
-                sum += weight * (1.0 - a.count as f32 / expected as f32);
-                weights += weight;
-            }
-        }
-        if weights > 0.0 { sum / weights } else { 0.0 }
     }
 }
 

@@ -826,7 +826,7 @@ fn a_peer_with_a_low_order_key_is_refused_and_nothing_piles_up() {
     for t in 0..10 {
         assert_eq!(a.encapsulate(&v4(60), t * 6000), Out::Err(WireGuardError::WrongKey));
         assert!(!matches!(a.tick(t * 6000 + 1), Out::Net(_)));
-        assert_eq!(a.0.peer.staging.len(), 0);
+        assert!(a.0.peer.staging.is_empty());
     }
 }
 
@@ -869,4 +869,31 @@ fn the_methods_that_read_the_clock_do_the_same() {
     assert_eq!(Tunn::dst_address(&[0x45; 19]), None);
     // The secret, the tunnel and the packets print no keys.
     assert!(format!("{a:?} {:?}", Tunn::parse_incoming_packet(&init)).len() < 200);
+}
+
+// F04
+//@test C-SES-5
+//@test C-TMR-7
+#[test]
+fn counters_are_64_bits_wide_and_end_before_they_repeat() {
+    let (mut a, mut b) = shaken();
+    let counter = |datagram: &[u8]| u64::from_le_bytes(datagram[8..16].try_into().unwrap());
+    a.0.peer.set_sent((1 << 32) - 2);
+    for want in (1u64 << 32) - 2..(1 << 32) + 2 {
+        let datagram = a.encapsulate(&v4(60), 1).net();
+        assert_eq!((counter(&datagram), b.decapsulate(&datagram, 1).tun()), (want, v4(60)));
+    }
+    // The session is renewed long before its counters end; not while an initiation is younger than 5 s.
+    assert_eq!(a.tick(6000), Out::Done);
+    a.0.peer.set_sent(1 << 60);
+    pass(&mut a, &mut b, &v4(60), 6000);
+    assert_eq!(a.tick(6000).net().len(), 148);
+
+    a.0.peer.set_sent(crate::timers::REJECT_AFTER_MESSAGES - 1);
+    let last = a.encapsulate(&v4(60), 12_000).net();
+    assert_eq!(counter(&last), u64::MAX - (1 << 13) - 1);
+    assert_eq!(b.decapsulate(&last, 12_000).tun(), v4(60));
+    assert_eq!(a.encapsulate(&v4(60), 12_000).net().len(), 148, "the next one waits for a new session");
+    let only = Out::from(a.0.encapsulate_data_at(&v4(60), &mut [0; 2048], at(12_000)));
+    assert_eq!(only, Out::Err(WireGuardError::NoCurrentSession));
 }
