@@ -371,3 +371,7 @@ impl Device {
         u16::try_from(len).map(Some).map_err(|_| Discard::NotIp)
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/device.rs"]
+mod tests;

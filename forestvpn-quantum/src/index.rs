@@ -87,3 +87,7 @@ impl Indices {
         self.0.len()
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/index.rs"]
+mod tests;

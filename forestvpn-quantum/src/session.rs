@@ -136,3 +136,7 @@ pub(crate) fn lay<R>(datagram: &mut [u8], len: usize, write: impl FnOnce(&mut [u
         padding.fill(0);
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/session.rs"]
+mod tests;

@@ -393,6 +393,35 @@ fn a_peer_with_a_low_order_key_never_gets_a_handshake() {
     assert_eq!(to_r.accept_response(&i, &resp, now), Err(Discard::BadTag));
 }
 
+/// Whoever sends a low-order ephemeral knows the zero result, so all the rest of the message can be right.
+//@test C-PRIM-4
+#[test]
+fn a_message_that_is_right_but_for_a_low_order_ephemeral_is_refused_by_either_side() {
+    let [(i, _), (r, _)] = Golden::a().ends();
+    let zero = PublicKey([0; 32]);
+    let ss = crypto::x25519(&i.private, &r.public).unwrap();
+
+    let mut init = [0; INITIATION];
+    let mut noise = Symmetric::new(&r.public);
+    noise.mix_ephemeral(&zero);
+    let k = noise.mix_dh_key(&Secret::zero());
+    noise.seal(&k, i.public.as_bytes(), &mut init[40..88]);
+    let k = noise.mix_dh_key(&ss);
+    noise.seal(&k, &[1; 12], &mut init[88..116]);
+    assert!(introduce(&r.private, &r.public, &init).is_err());
+
+    let ephemeral = PrivateKey::new([3; 32]);
+    let (_, state) = initiate(ephemeral, &i.public, &r.public, &ss, &[1; 12], 1).unwrap();
+    let mut noise = Symmetric { chain: state.symmetric.chain.clone(), hash: state.symmetric.hash };
+    let mut resp = [0; RESPONSE];
+    noise.mix_ephemeral(&zero);
+    noise.mix_dh(&Secret::zero());
+    noise.mix_dh(&Secret::zero());
+    let k = noise.mix_psk(None);
+    noise.seal(&k, &[], &mut resp[44..60]);
+    assert!(complete(&state, &i.private, None, &resp).is_err());
+}
+
 //@test C-HS-4
 #[test]
 fn timestamps_are_whitened_and_only_grow() {

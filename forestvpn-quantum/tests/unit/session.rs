@@ -1,0 +1,83 @@
+//! Both halves of a session at their limits.
+
+use super::*;
+
+const BORN: Instant = Instant::from_nanos(1_000);
+
+fn halves() -> (SealKey, OpenKey) {
+    let key = Secret::take(&mut [7; 32]);
+    (SealKey::new(&key, 1, BORN), OpenKey::new(&key, 1, BORN))
+}
+
+/// An authentic keepalive with any counter, even one that may not be.
+fn sealed(key: &SealKey, counter: u64) -> [u8; DATA_OVERHEAD] {
+    let mut out = [0; DATA_OVERHEAD];
+    key.seal(counter, &mut out);
+    out
+}
+
+fn open(key: &mut OpenKey, mut datagram: [u8; DATA_OVERHEAD], now: Instant) -> Result<usize, Discard> {
+    let header = DataHeader { receiver: 1, counter: u64::from_le_bytes(wire::array_at(&datagram, 8)) };
+    key.open(header, &mut datagram, now)
+}
+
+//@test C-SES-5
+#[test]
+fn no_counter_at_or_above_the_limit_is_handed_out() {
+    let (seal, _) = halves();
+    seal.set_sent(REJECT_AFTER_MESSAGES - 3);
+    assert_eq!(seal.reserve(4, BORN), None, "all of a train or nothing");
+    assert_eq!(seal.reserve(2, BORN), Some(REJECT_AFTER_MESSAGES - 3));
+    assert_eq!(seal.reserve(1, BORN), Some(REJECT_AFTER_MESSAGES - 1));
+    assert_eq!(seal.reserve(1, BORN), None);
+    seal.set_sent(u64::MAX);
+    assert_eq!(seal.reserve(1, BORN), None, "no wrap");
+}
+
+//@test C-SES-5
+#[test]
+fn no_counter_is_handed_out_after_180_s_nor_refused_a_nanosecond_before() {
+    let (seal, _) = halves();
+    let end = BORN.after(Duration::from_secs(180));
+    assert_eq!(seal.reserve(1, end.before(Duration::from_nanos(1))), Some(0));
+    assert_eq!(seal.reserve(1, end), None);
+}
+
+//@test C-SES-5
+#[test]
+fn threads_never_get_the_same_counter() {
+    let (seal, _) = halves();
+    let mut all: Vec<u64> = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| s.spawn(|| (0..5_000).filter_map(|_| seal.reserve(3, BORN)).collect::<Vec<_>>()))
+            .collect();
+        threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+    });
+    all.sort_unstable();
+    assert!(all.iter().zip(0..).all(|(first, i)| *first == 3 * i));
+    assert_eq!((all.len(), seal.sent()), (20_000, 60_000));
+}
+
+//@test C-SES-6
+//@test C-RPL-3
+#[test]
+fn an_authentic_packet_with_a_counter_at_the_limit_is_refused() {
+    let (seal, mut key) = halves();
+    for counter in [REJECT_AFTER_MESSAGES, REJECT_AFTER_MESSAGES + 1, u64::MAX] {
+        assert_eq!(open(&mut key, sealed(&seal, counter), BORN), Err(Discard::KeyExpired));
+    }
+    for counter in [REJECT_AFTER_MESSAGES - 1, REJECT_AFTER_MESSAGES - 2, REJECT_AFTER_MESSAGES - 8129] {
+        assert_eq!(open(&mut key, sealed(&seal, counter), BORN), Ok(0));
+        assert_eq!(open(&mut key, sealed(&seal, counter), BORN), Err(Discard::Replayed));
+    }
+    assert_eq!(open(&mut key, sealed(&seal, REJECT_AFTER_MESSAGES - 8130), BORN), Err(Discard::Replayed));
+}
+
+//@test C-SES-6
+#[test]
+fn an_authentic_packet_is_refused_once_the_key_is_180_s_old() {
+    let (seal, mut key) = halves();
+    let end = BORN.after(Duration::from_secs(180));
+    assert_eq!(open(&mut key, sealed(&seal, 0), end.before(Duration::from_nanos(1))), Ok(0));
+    assert_eq!(open(&mut key, sealed(&seal, 1), end), Err(Discard::KeyExpired));
+}
