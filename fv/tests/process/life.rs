@@ -1,26 +1,18 @@
-//! `fv` as a process: its exit codes and messages, the way into the background, what it is handed over, and the
-//! ways it ends. Those that make interfaces need root and `wg`; each interface is in a network namespace that
-//! goes away with its test.
+//! Exit codes and messages, the way into the background, what is handed over, and the ways to end.
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const FV: &str = env!("CARGO_BIN_EXE_fv");
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use crate::place::{FV, Place, Running, text, within};
 
 fn fv(args: &[&str], input: &str) -> Output {
     let mut child = Command::new(FV)
@@ -69,150 +61,6 @@ fn help_and_version_go_to_standard_output() {
     let help = fv(&["--help"], "");
     assert!(help.status.success() && text(&help.stdout).contains("Examples:"));
     assert!(text(&fv(&["--version"], "").stdout).starts_with("fv 0."));
-}
-
-/// A network namespace, and in it one interface name that nothing else on this machine uses.
-struct Place {
-    netns: String,
-    name: String,
-}
-
-impl Place {
-    /// Says why there is none here, or fails when skipping is forbidden.
-    fn new(label: &str, tools: &[&str]) -> Option<Self> {
-        let there = |tool: &&&str| Command::new(tool).arg("--version").output().is_ok();
-        let missing = ["ip", "wg"].iter().chain(tools).find(|tool| !there(tool));
-        let reason = match missing {
-            _ if !nix::unistd::geteuid().is_root() => Some("not root".to_owned()),
-            Some(tool) => Some(format!("no {tool}")),
-            None => None,
-        };
-        if let Some(reason) = reason {
-            assert!(std::env::var_os("FV_NO_SKIP").is_none(), "cannot run: {reason}");
-            println!("skipped: {reason}");
-            return None;
-        }
-        let name = format!("fvx{label}{}", std::process::id());
-        let place = Self { netns: format!("fvxns-{label}{}", std::process::id()), name };
-        place.outside(&["ip", "netns", "add", &place.netns]);
-        Some(place)
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.netns, program]);
-        for variable in ["LOG_LEVEL", "WG_LOG_LEVEL", "WG_THREADS", "NOTIFY_SOCKET", "WG_PROCESS_FOREGROUND"]
-        {
-            command.env_remove(variable);
-        }
-        command.stdin(Stdio::null());
-        command
-    }
-
-    fn outside(&self, words: &[&str]) {
-        let output = Command::new(words[0]).args(&words[1..]).output().expect(words[0]);
-        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
-    }
-
-    /// Runs a program in the namespace; it must succeed.
-    fn run(&self, words: &[&str]) -> String {
-        let output = self.command(words[0]).args(&words[1..]).output().expect(words[0]);
-        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    /// Runs `work` on a thread in the namespace; sockets it makes belong there.
-    fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        let netns = fs::File::open(Path::new("/run/netns").join(&self.netns)).expect("it is there");
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                setns(netns, CloneFlags::CLONE_NEWNET).expect("root may");
-                work()
-            });
-            thread.join().expect("no panic")
-        })
-    }
-
-    fn socket(&self) -> PathBuf {
-        format!("/var/run/wireguard/{}.sock", self.name).into()
-    }
-
-    fn has_interface(&self) -> bool {
-        self.command("ip").args(["link", "show", &self.name]).output().expect("ip").status.success()
-    }
-
-    /// `fv -f` with more environment, started and ready.
-    fn foreground(&self, environment: &[(&str, &str)]) -> Running {
-        let mut command = self.command(FV);
-        command.args(["-f", &self.name]).stderr(Stdio::piped()).envs(environment.iter().copied());
-        let running = Running(command.spawn().expect("fv runs"));
-        assert!(within(10, || self.answers()), "it is not ready");
-        running
-    }
-
-    fn answers(&self) -> bool {
-        Command::new("wg").args(["show", &self.name]).output().expect("wg").status.success()
-    }
-
-    /// Process ids of all `fv` that serve this interface.
-    fn pids(&self) -> Vec<i32> {
-        let is_ours = |pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<_> = line.split(|b| *b == 0).collect();
-            words.first().is_some_and(|word| word.ends_with(b"/fv")) && words.contains(&self.name.as_bytes())
-        };
-        let all = fs::read_dir("/proc").expect("/proc");
-        all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        !self.socket().exists() && !self.has_interface() && self.pids().is_empty()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for pid in self.pids() {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-        }
-        let _ = fs::remove_file(self.socket());
-        let _ = Command::new("ip").args(["netns", "delete", &self.netns]).output();
-    }
-}
-
-/// A process in the foreground; ended when dropped.
-struct Running(Child);
-
-impl Running {
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), signal).expect("it runs");
-    }
-
-    /// Its exit code and what it said, once it ends by itself.
-    fn end(mut self) -> (Option<i32>, String) {
-        assert!(within(10, || matches!(self.0.try_wait(), Ok(Some(_)))), "it does not end");
-        let mut said = String::new();
-        self.0.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
-        (self.0.wait().expect("ended").code(), said)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn within(seconds: u64, mut done: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while !done() {
-        if Instant::now() > end {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    true
 }
 
 #[test]
@@ -294,34 +142,27 @@ fn f146_a_process_that_was_stopped_and_continued_goes_on() {
 }
 
 #[test]
-fn f149_without_the_right_to_make_interfaces_it_says_what_is_missing() {
-    let Some(place) = Place::new("g", &["setpriv"]) else { return };
-    let output = place
-        .command("setpriv")
-        .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", FV, &place.name])
-        .output()
-        .expect("setpriv");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("NET_ADMIN"), "{}", text(&output.stderr));
-    assert!(place.is_empty());
+fn f148_an_environment_without_anything_is_enough() {
+    let Some(place) = Place::new("n", &["env"]) else { return };
+    place.run(&["env", "-i", FV, &place.name]);
+    assert!(place.answers());
 }
 
 #[test]
-fn f69_a_port_in_use_is_told_and_the_old_one_keeps_working() {
-    let Some(place) = Place::new("h", &[]) else { return };
-    let running = place.foreground(&[("LOG_LEVEL", "error")]);
-    place.run(&["ip", "link", "set", &place.name, "up"]);
-    place.run(&["wg", "set", &place.name, "listen-port", "5555"]);
-    let _holder = place.inside(|| UdpSocket::bind("0.0.0.0:7777").expect("free"));
-    let refused =
-        place.command("wg").args(["set", &place.name, "listen-port", "7777", "fwmark", "1"]).output();
-    let refused = refused.expect("wg");
-    assert!(text(&refused.stderr).contains("Address already in use"), "{}", text(&refused.stderr));
-    assert_eq!(place.run(&["wg", "show", &place.name, "dump"]), "(none)\t(none)\t5555\toff\n");
-    running.signal(Signal::SIGTERM);
-    let (code, said) = running.end();
-    assert_eq!(code, Some(0));
-    assert!(said.contains("7777") && said.starts_with(&format!("fv {}: error: ", place.name)), "{said}");
+fn f149_without_the_device_or_the_right_to_make_interfaces_it_says_what_is_missing() {
+    let Some(place) = Place::new("g", &["setpriv", "unshare"]) else { return };
+    let without_right = ["--bounding-set=-net_admin", "--inh-caps=-net_admin", FV, &place.name];
+    let hidden =
+        format!("mount -t tmpfs none /dev/net && exec setpriv --bounding-set=-mknod {FV} {}", place.name);
+    for (program, args, part) in [
+        ("setpriv", &without_right[..], "CAP_NET_ADMIN is missing"),
+        ("unshare", &["--mount", "sh", "-c", &hidden], "/dev/net/tun does not exist"),
+    ] {
+        let output = place.command(program).args(args).output().expect(program);
+        assert_eq!(output.status.code(), Some(1), "{part}");
+        assert!(text(&output.stderr).contains(part), "{}", text(&output.stderr));
+        assert!(place.is_empty(), "{part}: something is left");
+    }
 }
 
 #[test]
