@@ -1,4 +1,8 @@
 //! mac1, cookies and load for handshake messages; shared by all [`Tunn`](super::Tunn)s of one private key.
+#![expect(
+    clippy::disallowed_types,
+    reason = "upstream's type is shared by reference; data packets never meet it"
+)]
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};

@@ -94,10 +94,9 @@ impl Golden {
 
     /// Both ends after the handshake, each step compared.
     fn shaken(&self) -> [(Local, Peer); 2] {
-        let [(mut i, mut to_r), (r, mut to_i)] = self.ends();
+        let [(i, mut to_r), (r, mut to_i)] = self.ends();
         let now = self.now();
-        let init =
-            to_r.initiate(&mut i, self.indices[0], now, &mut Script(unhex(self.ephemerals[0]))).unwrap();
+        let init = to_r.initiate(&i, self.indices[0], now, &mut Script(unhex(self.ephemerals[0]))).unwrap();
         assert_eq!(init[..], self.get("init"));
         assert!(r.checker.mac1_ok(&init));
         let introduced = introduce(&r.private, &r.public, &init).unwrap();
@@ -203,10 +202,10 @@ fn chaining_keys_hashes_and_transport_keys_are_the_golden_ones() {
 #[test]
 fn cookie_reply_and_mac2_are_the_golden_ones_and_one_reply_is_taken_once() {
     for golden in [Golden::a(), Golden::b()] {
-        let [(mut i, mut to_r), (r, _)] = golden.ends();
+        let [(i, mut to_r), (r, _)] = golden.ends();
         let now = golden.now();
         let ephemeral = || Script(unhex(golden.ephemerals[0]));
-        let init = to_r.initiate(&mut i, golden.indices[0], now, &mut ephemeral()).unwrap();
+        let init = to_r.initiate(&i, golden.indices[0], now, &mut ephemeral()).unwrap();
 
         let mut checker = Checker::new(&r.public);
         let from: SocketAddr = "192.0.2.16:51820".parse().unwrap();
@@ -224,7 +223,7 @@ fn cookie_reply_and_mac2_are_the_golden_ones_and_one_reply_is_taken_once() {
 
         // The same message again, which only a test can send: with the golden mac2 this time.
         to_r.timestamps = TimestampSource::default();
-        let again = to_r.initiate(&mut i, golden.indices[0], now, &mut ephemeral()).unwrap();
+        let again = to_r.initiate(&i, golden.indices[0], now, &mut ephemeral()).unwrap();
         assert_eq!(again[INITIATION - MACS..], golden.get("init_with_mac2"));
         assert!(checker.mac2_ok(&again, &cookie));
     }
@@ -302,9 +301,9 @@ fn an_initiation_with_any_bit_flipped_is_refused() {
 #[test]
 fn a_response_with_any_bit_flipped_is_refused_and_the_true_one_still_works() {
     let golden = Golden::b();
-    let [(mut i, mut to_r), _] = golden.ends();
+    let [(i, mut to_r), _] = golden.ends();
     let now = golden.now();
-    to_r.initiate(&mut i, golden.indices[0], now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
+    to_r.initiate(&i, golden.indices[0], now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
     let resp: [u8; RESPONSE] = golden.array("resp");
     for bit in 0..(RESPONSE - 16) * 8 {
         let mut bad = resp;
@@ -322,9 +321,9 @@ fn a_response_with_any_bit_flipped_is_refused_and_the_true_one_still_works() {
 #[test]
 fn a_response_under_another_psk_is_refused() {
     let golden = Golden::a();
-    let [(mut i, mut to_r), _] = golden.ends();
+    let [(i, mut to_r), _] = golden.ends();
     let now = golden.now();
-    to_r.initiate(&mut i, golden.indices[0], now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
+    to_r.initiate(&i, golden.indices[0], now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
     to_r.psk = Golden::b().psk;
     assert_eq!(to_r.accept_response(&i, &golden.array("resp"), now), Err(Discard::BadTag));
     // The PSK is read when the response comes: put right, the same response is good.
@@ -372,19 +371,19 @@ fn a_data_message_is_delivered_once_and_a_tampered_one_leaves_no_trace() {
 //@test C-PRIM-4
 #[test]
 fn a_peer_with_a_low_order_key_never_gets_a_handshake() {
-    let mut local = Local::new(key(INITIATOR));
+    let local = Local::new(key(INITIATOR));
     let mut one = [0; 32];
     one[0] = 1;
     for public in [PublicKey([0; 32]), PublicKey(one)] {
         let mut peer = Peer::new(public, Some(&local), 1);
-        let made = peer.initiate(&mut local, 1, Golden::a().now(), &mut Script(vec![7; 64]));
+        let made = peer.initiate(&local, 1, Golden::a().now(), &mut Script(vec![7; 64]));
         assert!(made.is_none());
     }
     // Nor does a low-order ephemeral get an answer, on either side.
     let golden = Golden::a();
-    let [(mut i, mut to_r), (r, _)] = golden.ends();
+    let [(i, mut to_r), (r, _)] = golden.ends();
     let now = golden.now();
-    to_r.initiate(&mut i, 1, now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
+    to_r.initiate(&i, 1, now, &mut Script(unhex(golden.ephemerals[0]))).unwrap();
     let mut init: [u8; INITIATION] = golden.array("init");
     init[8..40].fill(0);
     assert!(introduce(&r.private, &r.public, &init).is_err());
