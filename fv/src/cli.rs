@@ -1,5 +1,7 @@
 //! The command line: what can be asked for, and the help. Called by `main`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::ifname;
@@ -13,6 +15,8 @@ Examples:
       `ip link delete wg0` ends it.
   WG_QUICK_USERSPACE_IMPLEMENTATION=fv wg-quick up wg0
       Let wg-quick do all of that, from /etc/wireguard/wg0.conf.
+  fv up wg0
+      The same in one process, without wg-quick: stays in the foreground, undone at its end.
   fv show
       What every tunnel on this machine is doing.
 
@@ -71,6 +75,18 @@ pub(crate) enum Command {
         /// For programs: a list of interfaces as JSON; times in seconds since 1970, sizes in bytes
         #[arg(long)]
         json: bool,
+    },
+    /// Bring up the tunnel that a wg-quick file describes, all by itself, until Ctrl-C or SIGTERM
+    ///
+    /// Makes the interface, sets its key, peers, addresses, MTU, routes, rules and DNS, runs its hooks, and undoes all
+    /// of it at the end. Needs neither wg-quick nor iproute2.
+    Up {
+        /// NAME.conf, called after its interface; or only NAME, for /etc/wireguard/NAME.conf
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Ends when standard input is closed, and writes its counters to standard output then.
+        #[arg(long, hide = true)]
+        for_demo: bool,
     },
     /// Print a new private key
     Genkey,

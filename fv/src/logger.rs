@@ -48,6 +48,14 @@ pub(crate) fn start(ifname: &str) {
     }
 }
 
+/// For a program in the foreground with a person before it: says what it does, unless the environment has asked
+/// for another loudness.
+pub(crate) fn talk() {
+    if wanted().is_none() {
+        log::set_max_level(LevelFilter::Info);
+    }
+}
+
 /// Whether a process in the background is to keep its standard error: someone asked for a log.
 pub(crate) fn asked_for() -> bool {
     wanted().is_some() && log::max_level() != LevelFilter::Off

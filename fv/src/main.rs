@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Cli, Command};
+use forestvpn_quantum::Handle;
 use tunnel::Tunnel;
 
 fn main() -> ExitCode {
@@ -47,7 +48,8 @@ fn run(cli: &Cli) -> Result<(), String> {
         Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
-        None => serve(&cli),
+        Some(Command::Up { file, for_demo }) => up::run(file, *for_demo),
+        None => serve(cli),
     }
 }
 
@@ -69,7 +71,7 @@ fn serve(cli: &Cli) -> Result<(), String> {
         }
     }
     logger::start(ifname);
-    let tunnel = Tunnel::start(ifname)?;
+    let tunnel = Tunnel::start(ifname, Handle::stop)?;
     if cli.in_background {
         daemon::tell_parent().map_err(|e| format!("the process that started this one is gone: {e}"))?;
     }

@@ -27,8 +27,8 @@ const DEFAULT_MTU: u16 = 1420;
 /// What the kernel gives a TUN device that nobody said anything about.
 const KERNEL_MTU: u32 = 1500;
 
-/// A tunnel whose packets a thread carries. It ends by itself when its interface is deleted, its socket file
-/// is removed, or a signal comes; dropping it ends it, too.
+/// A tunnel whose packets a thread carries. It ends by itself when its interface is deleted; dropping it ends it,
+/// too.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     name: String,
@@ -41,11 +41,12 @@ pub(crate) struct Tunnel {
 
 impl Tunnel {
     /// Makes the interface `ifname`, or takes over the one behind WG_TUN_FD, and starts all that serves it. The
-    /// interface is down and has no configuration; packets flow when both have changed.
+    /// interface is down and has no configuration; packets flow when both have changed. `end` is called when a
+    /// signal asks for the end or the socket's file is removed.
     ///
     /// # Errors
     /// One sentence that says what to do; nothing is left behind.
-    pub(crate) fn start(ifname: &str) -> Result<Self, String> {
+    pub(crate) fn start(ifname: &str, end: impl End) -> Result<Self, String> {
         let tun = match inherited("WG_TUN_FD")? {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
             None => {
@@ -59,10 +60,10 @@ impl Tunnel {
             Some(fd) => ControlSocket::inherited(fd::listener(fd).map_err(|e| format!("WG_UAPI_FD: {e}"))?),
             None => ControlSocket::open(Path::new(DIRECTORY), &name)?,
         };
-        Self::assemble(name, tun, socket).map_err(|e| format!("cannot start: {e}"))
+        Self::assemble(name, tun, socket, end).map_err(|e| format!("cannot start: {e}"))
     }
 
-    fn assemble(name: String, tun: Tun, socket: ControlSocket) -> io::Result<Self> {
+    fn assemble(name: String, tun: Tun, socket: ControlSocket, end: impl End) -> io::Result<Self> {
         let link = Link::new(&tun)?;
         let config = DeviceConfig { mtu: DEFAULT_MTU, ..DeviceConfig::default() };
         let device = Device::new(config, Box::new(OsEntropy));
@@ -75,13 +76,13 @@ impl Tunnel {
             control: None,
             datapath: Some(datapath),
         };
-        stop_on_signals(handle.clone())?;
+        end_on_signals(handle.clone(), end.clone())?;
         let deleted = Arc::clone(&tunnel.deleted);
         follow(link, Monitor { handle: handle.clone(), deleted, trouble: String::new() })?;
         let at_removal = handle.clone();
         let removed = move || {
             log::info!("the control socket was removed; ending");
-            at_removal.stop();
+            end(&at_removal);
         };
         tunnel.control = Some(socket.serve(Arc::new(handle), removed)?);
         Ok(tunnel)
@@ -95,6 +96,11 @@ impl Tunnel {
     /// To configure and to stop it, from any thread.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// It has ended, or is about to.
+    pub(crate) fn is_over(&self) -> bool {
+        self.datapath.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Waits until it ends.
@@ -125,6 +131,10 @@ impl Drop for Tunnel {
         }
     }
 }
+
+/// What is done when the end is asked for; [`Handle::stop`] for most.
+pub(crate) trait End: Fn(&Handle) + Clone + Send + 'static {}
+impl<F: Fn(&Handle) + Clone + Send + 'static> End for F {}
 
 struct Monitor {
     handle: Handle,
@@ -198,7 +208,7 @@ fn default_mtu(name: &str) -> Result<(), crate::netlink::Error> {
 }
 
 /// The first signal ends the tunnel in order, the second ends the process at once.
-fn stop_on_signals(handle: Handle) -> io::Result<()> {
+fn end_on_signals(handle: Handle, end: impl End) -> io::Result<()> {
     // Whoever started us with nohup wants us to outlive the terminal.
     let ends: &[i32] = if ignored(SIGHUP) { &[SIGINT, SIGTERM] } else { &[SIGINT, SIGTERM, SIGHUP] };
     let mut signals = Signals::new(ends)?;
@@ -208,7 +218,7 @@ fn stop_on_signals(handle: Handle) -> io::Result<()> {
                 std::process::exit(128_i32.saturating_add(signal));
             }
             log::info!("signal {signal}; ending");
-            handle.stop();
+            end(&handle);
         }
     })?;
     Ok(())

@@ -2,6 +2,7 @@
 //! packets. The same scheme as wg-quick's, without its packet filter. Called by `up`.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
@@ -131,7 +132,7 @@ fn trust_marks(undo: &mut Undo) {
 /// Strict reverse path filtering on an interface through which the tunnel's own packets come in would drop
 /// them: the way back to their sender now leads into the tunnel, and only a packet filter could mark them.
 /// It is turned from strict to loose while the tunnel is up, and said.
-pub(crate) fn loosen_reverse_path(undo: &mut Undo, uplink: &str) {
+fn loosen_reverse_path(undo: &mut Undo, uplink: &str) {
     let value = |interface: &str| -> u8 {
         let path = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
         fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -153,6 +154,28 @@ pub(crate) fn loosen_reverse_path(undo: &mut Undo, uplink: &str) {
     }
 }
 
+/// Does so for the way to each IPv4 endpoint, and for the default route, where roaming peers come in.
+pub(crate) fn loosen_reverse_paths(netlink: &mut Netlink, undo: &mut Undo, endpoints: &[IpAddr], mark: u32) {
+    let mut uplinks: Vec<u32> = ways(netlink, endpoints, mark).iter().map(|way| way.index).collect();
+    uplinks.extend(default_route(netlink).map(|route| route.index));
+    uplinks.sort_unstable();
+    uplinks.dedup();
+    for index in uplinks {
+        if let Ok(Some(link)) = netlink.link_at(index) {
+            loosen_reverse_path(undo, &link.name);
+        }
+    }
+}
+
+fn ways(netlink: &mut Netlink, endpoints: &[IpAddr], mark: u32) -> Vec<Route> {
+    endpoints.iter().filter_map(|to| netlink.route_to(*to, mark).ok().flatten()).collect()
+}
+
+fn default_route(netlink: &mut Netlink) -> Option<Route> {
+    let routes = netlink.routes(false).unwrap_or_default();
+    routes.into_iter().find(|route| route.net.prefix_len() == 0 && route.table == MAIN_TABLE)
+}
+
 /// IPv6 is switched off, for this interface or for the whole host.
 pub(crate) fn ipv6_off(interface: &str) -> bool {
     match fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6")) {
@@ -164,14 +187,10 @@ pub(crate) fn ipv6_off(interface: &str) -> bool {
 
 /// The MTU that fits inside of the way to the endpoints, as wg-quick reckons it: the largest that one of them
 /// allows, else that of the default route, else 1500; less 80 for IPv6, UDP and our own header.
-pub(crate) fn fitting_mtu(netlink: &mut Netlink, endpoints: &[std::net::IpAddr], mark: u32) -> u16 {
-    let mut ways: Vec<Route> =
-        endpoints.iter().filter_map(|to| netlink.route_to(*to, mark).ok().flatten()).collect();
+pub(crate) fn fitting_mtu(netlink: &mut Netlink, endpoints: &[IpAddr], mark: u32) -> u16 {
+    let mut ways = ways(netlink, endpoints, mark);
     if ways.is_empty() {
-        let routes = netlink.routes(false).unwrap_or_default();
-        ways.extend(
-            routes.into_iter().find(|route| route.net.prefix_len() == 0 && route.table == MAIN_TABLE),
-        );
+        ways.extend(default_route(netlink));
     }
     let of_way =
         |way: &Route| way.mtu.or_else(|| netlink.link_at(way.index).ok().flatten().map(|link| link.mtu));
