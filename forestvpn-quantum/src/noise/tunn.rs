@@ -20,6 +20,8 @@ use crate::x25519;
 
 /// Handshake messages per second that a tunnel with a limiter of its own takes unproved.
 const OWN_LIMIT: u64 = 10;
+/// 1500 less the most that IPv6, UDP and we put round a packet.
+const USUAL_MTU: u16 = 1420;
 
 /// A tunnel to one peer. Every method may be called at any time; nothing blocks, nothing panics.
 ///
@@ -33,6 +35,7 @@ pub struct Tunn {
     count: u8,
     pub(super) limiter: Arc<RateLimiter>,
     pub(super) own_limiter: bool,
+    mtu: u16,
     /// An initiation that is due and did not fit into the answer of the call that found it out.
     pub(super) rekey: bool,
     /// Nobody answers, or the keys are wiped; ends with the next handshake.
@@ -90,6 +93,7 @@ impl Tunn {
         Self {
             limiter: rate_limiter.unwrap_or_else(|| own_limiter_for(&local.public)),
             own_limiter,
+            mtu: USUAL_MTU,
             local,
             peer,
             index: index << 8,
@@ -120,6 +124,12 @@ impl Tunn {
         self.peer.rekey_local(Some(&self.local));
         self.peer.wipe();
         self.rekey = false;
+    }
+
+    /// Packets are padded, but not beyond this many bytes: the MTU of the interface that they come from, 1420
+    /// if you do not say. Upstream has no such method because it does not pad.
+    pub fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
     }
 
     /// What kind of message is this, and for which index? Authenticates nothing.
@@ -226,7 +236,7 @@ impl Tunn {
         let room = dst.len().checked_sub(DATA_OVERHEAD).filter(|room| *room >= bytes.len());
         let room = room.ok_or(WireGuardError::DestinationBufferTooSmall)?;
         //@ C-OUT-2
-        let total = DATA_OVERHEAD + session::padded(bytes.len(), 0).min(room);
+        let total = DATA_OVERHEAD + session::padded(bytes.len(), self.mtu.into()).min(room);
         let Some(datagram) = dst.get_mut(..total) else { return Ok(0) };
         let Some(counter) = key.reserve(1, now.mono) else { return Ok(0) };
         let len = bytes.len();

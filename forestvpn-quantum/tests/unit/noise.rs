@@ -154,13 +154,18 @@ fn a_datagram_is_32_bytes_and_the_packet_padded_to_16() {
 #[test]
 fn padding_takes_only_the_room_that_there_is() {
     let (mut a, mut b) = shaken();
-    let packet = v4(1410);
+    let packet = v4(1282);
     for room in 0..=20 {
         let mut dst = vec![0; packet.len() + 32 + room];
         let datagram = Out::from(a.0.encapsulate_at(&packet, &mut dst, at(1))).net();
-        assert_eq!(datagram.len(), 32 + (1410 + room).min(1424));
+        assert_eq!(datagram.len(), 32 + (1282 + room).min(1296));
         assert_eq!(b.decapsulate(&datagram, 1).tun(), packet);
     }
+    // Nor does it exceed the MTU: a full packet of the usual 1420 stays one datagram of 1500 bytes on the wire.
+    assert_eq!(a.encapsulate(&v4(1420), 1).net().len(), 32 + 1420);
+    a.0.set_mtu(1412);
+    assert_eq!(a.encapsulate(&v4(1411), 1).net().len(), 32 + 1412);
+    assert_eq!(a.encapsulate(&v4(1399), 1).net().len(), 32 + 1408);
 }
 
 // F53

@@ -18,7 +18,7 @@ fn sealed(key: &SealKey, counter: u64) -> [u8; DATA_OVERHEAD] {
 
 fn open(key: &mut OpenKey, mut datagram: [u8; DATA_OVERHEAD], now: Instant) -> Result<usize, Discard> {
     let header = DataHeader { receiver: 1, counter: u64::from_le_bytes(wire::array_at(&datagram, 8)) };
-    key.open(header, &mut datagram[wire::DATA_HEADER..], now)
+    key.open(header, &mut datagram[DATA_HEADER..], now)
 }
 
 //@test C-SES-5
