@@ -181,6 +181,13 @@ pub(super) fn enter_namespace(netns: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
+/// Gives the calling thread, and only it, an empty network namespace of its own.
+#[cfg(test)]
+pub(super) fn leave_namespace() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
+}
+
 /// Makes a character device node with mode 0600.
 pub(super) fn make_node(path: &CStr, major: libc::c_uint, minor: libc::c_uint) -> io::Result<()> {
     let device = libc::makedev(major, minor);

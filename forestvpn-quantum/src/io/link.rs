@@ -33,19 +33,16 @@ pub struct LinkStatus {
     pub here: bool,
 }
 
+/// How often an interface in another namespace is looked at: events do not come from there.
+const ABROAD: Duration = Duration::from_secs(1);
+
 /// Watches the interface of a TUN device. Holds a copy of the descriptor: the device lives at least as long.
 #[derive(Debug)]
 pub struct Link {
     tun: OwnedFd,
-    sight: Option<Sight>,
-}
-
-/// Sockets in the namespace of the interface.
-#[derive(Debug)]
-struct Sight {
-    namespace: Option<(u64, u64)>,
-    query: UnixDatagram,
+    /// Readable when an interface in this namespace changed; only while ours is here.
     events: Option<File>,
+    abroad: bool,
 }
 
 impl Link {
@@ -54,7 +51,9 @@ impl Link {
     /// # Errors
     /// Out of descriptors.
     pub fn new(tun: &Tun) -> io::Result<Self> {
-        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, sight: None })
+        // Without the events the interface is only looked at as often as the caller asks.
+        let events = fd::link_events().ok().map(File::from);
+        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, events, abroad: false })
     }
 
     /// Asks the kernel. `None`: the interface was deleted.
@@ -82,24 +81,16 @@ impl Link {
         let theirs = fd::tun_namespace(self.tun.as_fd()).ok();
         let their_id = theirs.as_ref().and_then(|fd| id(fd.as_fd()));
         let our_id = File::open("/proc/thread-self/ns/net").ok().and_then(|f| id(f.as_fd()));
-        let here = their_id.is_none() || their_id == our_id;
-
-        if self.sight.as_ref().is_none_or(|s| s.namespace != their_id) {
-            let fresh = match &theirs {
-                Some(netns) if !here => Sight::abroad(netns.as_fd(), their_id)?,
-                _ => Sight::open(their_id)?,
-            };
-            self.sight = Some(fresh);
+        match theirs {
+            Some(netns) if their_id != our_id => {
+                self.abroad = true;
+                visit(netns.as_fd(), || ask(name, false))
+            }
+            _ => {
+                self.abroad = false;
+                ask(name, true)
+            }
         }
-        let Some(sight) = &self.sight else { return Err(io::ErrorKind::NotFound.into()) };
-        let ask = |call| {
-            let mut req = IfReq::new(&name);
-            req.call(sight.query.as_fd(), call).map(|()| req)
-        };
-        let up = ask(IfCall::Flags)?.flags() & libc::IFF_UP as u16 != 0;
-        let mtu = u32::try_from(ask(IfCall::Mtu)?.int()).unwrap_or(0);
-        let ifindex = u32::try_from(ask(IfCall::Index)?.int()).unwrap_or(0);
-        Ok(LinkStatus { name, ifindex, mtu, up, here })
     }
 
     /// Waits until something may have changed, at most `longest`. Then ask [`Link::status`] again.
@@ -107,9 +98,9 @@ impl Link {
     /// # Errors
     /// None known.
     pub fn wait(&mut self, longest: Duration) -> io::Result<()> {
-        let events = self.sight.as_ref().and_then(|s| s.events.as_ref());
-        fd::wait_either(events.map(AsFd::as_fd), self.tun.as_fd(), longest)?;
-        if let Some(mut events) = events {
+        let longest = if self.abroad { longest.min(ABROAD) } else { longest };
+        fd::wait_either(self.events.as_ref().map(AsFd::as_fd), self.tun.as_fd(), longest)?;
+        if let Some(events) = &mut self.events {
             // What changed is asked for elsewhere; here it only must not be reported again. The socket is
             // non-blocking; should it have overflowed, the error is taken off by one read as well.
             let mut buf = [0; 4096];
@@ -119,28 +110,101 @@ impl Link {
     }
 }
 
-impl Sight {
-    fn open(namespace: Option<(u64, u64)>) -> io::Result<Self> {
-        // Without the events the interface is only looked at as often as the caller asks.
-        Ok(Self {
-            namespace,
-            query: UnixDatagram::unbound()?,
-            events: fd::link_events().ok().map(File::from),
-        })
-    }
+/// Asks in the namespace of the calling thread.
+fn ask(name: String, here: bool) -> io::Result<LinkStatus> {
+    // Any socket will do.
+    let socket = UnixDatagram::unbound()?;
+    let call = |call| {
+        let mut req = IfReq::new(&name);
+        req.call(socket.as_fd(), call).map(|()| req)
+    };
+    let up = call(IfCall::Flags)?.flags() & libc::IFF_UP as u16 != 0;
+    let mtu = u32::try_from(call(IfCall::Mtu)?.int()).unwrap_or(0);
+    let ifindex = u32::try_from(call(IfCall::Index)?.int()).unwrap_or(0);
+    Ok(LinkStatus { name, ifindex, mtu, up, here })
+}
 
-    /// A socket belongs for life to the namespace of the thread that made it; so a short-lived thread goes
-    /// there, and this one does not.
-    fn abroad(netns: BorrowedFd<'_>, namespace: Option<(u64, u64)>) -> io::Result<Self> {
-        std::thread::scope(|scope| {
-            let visit = || fd::enter_namespace(netns).and_then(|()| Self::open(namespace));
-            let thread = std::thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, visit)?;
-            thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
-        })
-    }
+/// Runs `work` on a short-lived thread that goes to another namespace. Nothing is left open there: a socket
+/// would keep that namespace, and the interface in it, alive after everybody else has left.
+fn visit<R: Send>(netns: BorrowedFd<'_>, work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
+    std::thread::scope(|scope| {
+        let there = || fd::enter_namespace(netns).and_then(|()| work());
+        let thread = std::thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, there)?;
+        thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    })
 }
 
 fn id(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
     let meta = File::from(fd.try_clone_to_owned().ok()?).metadata().ok()?;
     Some((meta.dev(), meta.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant as Clock;
+
+    use super::*;
+    use crate::io::namespace::{in_namespace, run};
+
+    fn status(link: &mut Link) -> LinkStatus {
+        link.status().unwrap().unwrap()
+    }
+
+    /// Until `done`, or 5 s.
+    fn follow(link: &mut Link, done: impl Fn(Option<&LinkStatus>) -> bool) {
+        let start = Clock::now();
+        while !done(link.status().unwrap().as_ref()) {
+            assert!(start.elapsed() < Duration::from_secs(5), "no change was seen");
+            link.wait(Duration::from_secs(60)).unwrap();
+        }
+    }
+
+    #[test]
+    fn changes_of_the_interface_are_seen_as_they_happen() {
+        in_namespace(|| {
+            let tun = Tun::open("fvl0").unwrap();
+            let mut link = Link::new(&tun).unwrap();
+            let first = status(&mut link);
+            assert_eq!((first.name.as_str(), first.mtu, first.up, first.here), ("fvl0", 1500, false, true));
+            run("ip link set fvl0 mtu 1420 up");
+            follow(&mut link, |now| now.is_some_and(|now| now.up && now.mtu == 1420));
+            run("ip link set fvl0 down");
+            run("ip link set fvl0 name other");
+            follow(&mut link, |now| now.is_some_and(|now| !now.up && now.name == "other"));
+            assert_eq!(status(&mut link).ifindex, first.ifindex);
+            run("ip link delete other");
+            follow(&mut link, |now| now.is_none());
+        });
+    }
+
+    #[test]
+    fn interface_that_moved_to_another_namespace_is_followed_there() {
+        in_namespace(|| {
+            let tun = Tun::open("fvl0").unwrap();
+            let mut link = Link::new(&tun).unwrap();
+            assert!(status(&mut link).here);
+            let (moved, has_moved) = std::sync::mpsc::channel::<()>();
+            let (stay, may_go) = std::sync::mpsc::channel::<u32>();
+            let home = std::fs::read_link("/proc/thread-self").unwrap();
+            let elsewhere = std::thread::spawn(move || {
+                fd::leave_namespace().unwrap();
+                let me = std::fs::read_link("/proc/thread-self").unwrap();
+                let tid = me.file_name().unwrap().to_str().unwrap().to_owned();
+                let home = home.file_name().unwrap().to_str().unwrap();
+                run(&format!("nsenter --net=/proc/{home}/ns/net ip link set fvl0 netns {tid}"));
+                moved.send(()).unwrap();
+                for mtu in may_go {
+                    run(&format!("ip link set fvl0 mtu {mtu} up"));
+                }
+            });
+            has_moved.recv().unwrap();
+            follow(&mut link, |now| now.is_some_and(|now| !now.here));
+            stay.send(1300).unwrap();
+            follow(&mut link, |now| now.is_some_and(|now| now.up && now.mtu == 1300));
+            drop(stay);
+            elsewhere.join().unwrap();
+            // The namespace went, and the interface with it.
+            follow(&mut link, |now| now.is_none());
+        });
+    }
 }

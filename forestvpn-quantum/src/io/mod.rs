@@ -13,6 +13,8 @@ mod cmsg;
 pub mod fd;
 pub mod link;
 pub mod mem;
+#[cfg(test)]
+pub(crate) mod namespace;
 pub mod poll;
 pub mod slots;
 pub mod tun;

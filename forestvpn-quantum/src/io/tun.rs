@@ -151,21 +151,17 @@ impl Tun {
         })
     }
 
-    /// Takes over a descriptor on which an interface is open already.
+    /// Takes over a descriptor on which an interface is open already, with `IFF_NO_PI`. The kernel does not
+    /// tell whether that is so: it reports "no filter" by the same bit.
     ///
     /// # Errors
-    /// [`TunError::BadFd`] when it is no TUN device, or one whose packets have another form.
+    /// [`TunError::BadFd`] when it is no TUN device.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, TunError> {
         let mut req = IfReq::new("");
         req.call(fd.as_fd(), IfCall::TunQuery)
             .map_err(|_| TunError::BadFd { reason: "is not a TUN device with an interface" })?;
         if req.flags() & libc::IFF_TUN as u16 == 0 {
             return Err(TunError::BadFd { reason: "is a TAP device; a TUN device is needed" });
-        }
-        if req.flags() & libc::IFF_NO_PI as u16 == 0 {
-            return Err(TunError::BadFd {
-                reason: "puts packet information before packets; IFF_NO_PI is needed",
-            });
         }
         Self::adopt(File::from(fd), &req)
     }
@@ -323,7 +319,13 @@ fn open_node() -> Result<File, TunError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
     use super::*;
+    use crate::io::device_gone;
+    use crate::io::namespace::{in_namespace, run};
+    use crate::time::Instant;
 
     #[test]
     fn names_no_interface_can_have_are_refused_with_what_is_allowed() {
@@ -352,5 +354,130 @@ mod tests {
         assert!(TunError::NoDriver.to_string().contains("modprobe"));
         assert!(TunError::Taken { name: name() }.to_string().contains("choose another name"));
         assert!(TunError::NotTun { name: name() }.to_string().contains("ip link delete wg0"));
+    }
+
+    fn vnet_and_plain() -> [(u16, &'static str); 2] {
+        [(TUN | VNET, "fvt0"), (TUN, "fvt1")]
+    }
+
+    #[test]
+    fn created_interface_has_the_name_is_held_alone_and_goes_with_the_queue() {
+        in_namespace(|| {
+            let tun = Tun::open("fvt0").unwrap();
+            assert_eq!((tun.name(), tun.caps().vnet), ("fvt0", true));
+            run("ip link show dev fvt0");
+            let error = Tun::open("fvt0").unwrap_err();
+            assert!(matches!(error, TunError::Taken { .. }), "{error}");
+            drop(tun);
+            Tun::open("fvt0").unwrap();
+        });
+    }
+
+    #[test]
+    fn persistent_device_is_joined_only_when_nobody_holds_it_and_it_is_a_plain_tun() {
+        in_namespace(|| {
+            run("ip tuntap add dev fvt0 mode tun");
+            let tun = Tun::open("fvt0").unwrap();
+            assert!(matches!(Tun::open("fvt0"), Err(TunError::Taken { .. })));
+            drop(tun);
+            run("ip link show dev fvt0");
+            run("ip tuntap add dev fvt1 mode tap");
+            run("ip tuntap add dev fvt2 mode tun multi_queue");
+            run("ip link add fvt3 type veth peer name fvt4");
+            for name in ["fvt1", "fvt2", "fvt3"] {
+                let error = Tun::open(name).unwrap_err();
+                assert!(matches!(error, TunError::NotTun { .. }), "{name}: {error}");
+            }
+        });
+    }
+
+    #[test]
+    fn inherited_descriptor_works_as_the_one_it_copies_and_a_tap_device_is_refused() {
+        in_namespace(|| {
+            for (flags, name) in vnet_and_plain() {
+                let first = Tun::set_up(name, flags).unwrap();
+                let copy = Tun::from_fd(first.as_fd().try_clone_to_owned().unwrap()).unwrap();
+                assert_eq!((copy.name(), copy.caps()), (name, first.caps()));
+            }
+            let file = open_node().unwrap();
+            let mut req = IfReq::new("fvt2");
+            req.set_flags((libc::IFF_TAP | libc::IFF_NO_PI) as u16);
+            req.call(file.as_fd(), IfCall::TunAttach).unwrap();
+            let error = Tun::from_fd(file.into()).unwrap_err();
+            assert!(matches!(error, TunError::BadFd { .. }), "{error}");
+        });
+    }
+
+    /// Turns a packet round: what was sent to the other end comes back from there.
+    fn turn_round(packet: &mut [u8]) {
+        let (from, to) = packet[12..20].split_at_mut(4);
+        from.swap_with_slice(to);
+        let (from, to) = packet[20..24].split_at_mut(2);
+        from.swap_with_slice(to);
+    }
+
+    #[test]
+    //@test C-OUT-5
+    fn packets_of_every_length_cross_in_both_directions_with_and_without_the_virtio_header() {
+        in_namespace(|| {
+            for (flags, name) in vnet_and_plain() {
+                let mut tun = Tun::set_up(name, flags).unwrap();
+                run(&format!("ip link set {name} up mtu 65475"));
+                run(&format!("ip addr add 10.9.0.1/24 dev {name}"));
+                let socket = UdpSocket::bind("10.9.0.1:7").unwrap();
+                socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                let mut buf = vec![0; 65_536 + VnetHdr::LEN];
+                for len in [0, 1, 1392, 34_708, 65_447] {
+                    let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+                    socket.send_to(&sent, "10.9.0.2:7").unwrap();
+                    let packet = loop {
+                        let (got, hdr) = tun.recv(&mut buf[VnetHdr::LEN..]).unwrap();
+                        // The kernel greets a new interface with IPv6 router solicitations.
+                        if buf[VnetHdr::LEN] == 0x45 {
+                            assert_eq!((got, hdr), (28 + len, VnetHdr::default()));
+                            break got;
+                        }
+                    };
+                    turn_round(&mut buf[VnetHdr::LEN..VnetHdr::LEN + packet]);
+                    let mut answer = vec![0; 65_536];
+                    tun.send_plain(&mut buf[..VnetHdr::LEN + packet]).unwrap();
+                    assert_eq!(socket.recv(&mut answer).unwrap(), len);
+                    assert_eq!(answer[..len], sent);
+                    // The same again, gathered from pieces.
+                    let (head, tail) = buf[VnetHdr::LEN..VnetHdr::LEN + packet].split_at(20);
+                    tun.send(&VnetHdr::default(), &[IoSlice::new(head), IoSlice::new(tail)]).unwrap();
+                    assert_eq!(socket.recv(&mut answer).unwrap(), len);
+                    assert_eq!(answer[..len], sent);
+                }
+                run(&format!("ip link set {name} down"));
+            }
+        });
+    }
+
+    #[test]
+    fn down_is_survived_and_deletion_is_recognised() {
+        in_namespace(|| {
+            for (flags, name) in vnet_and_plain() {
+                let mut tun = Tun::set_up(name, flags).unwrap();
+                let mut room = [0; VnetHdr::LEN + 20];
+                room[VnetHdr::LEN] = 0x45;
+                let error = tun.send_plain(&mut room).unwrap_err();
+                assert_eq!(error.raw_os_error(), Some(libc::EIO));
+                assert_eq!(tun.recv(&mut [0; 100]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+                run(&format!("ip link set {name} up"));
+                tun.send_plain(&mut room).unwrap();
+                assert_eq!(tun.send_plain(&mut [0; 3]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+
+                let mut poller = Poller::new().unwrap();
+                tun.attach(&poller).unwrap();
+                while tun.recv(&mut [0; 2000]).is_ok() {}
+                run(&format!("ip link delete {name}"));
+                // Woken by it, not by a timer.
+                poller.park(Instant::ZERO, None).unwrap();
+                while let Ok(_packet) = tun.recv(&mut [0; 2000]) {}
+                assert!(device_gone(&tun.recv(&mut [0; 100]).unwrap_err()));
+                assert!(device_gone(&tun.send_plain(&mut room).unwrap_err()));
+            }
+        });
     }
 }
