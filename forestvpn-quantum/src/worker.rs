@@ -6,6 +6,7 @@
 
 use core::fmt;
 use std::io;
+use std::io::IoSlice;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
 use crate::arena::Arena;
@@ -17,6 +18,7 @@ use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox};
 use crate::io::{Poller, RxSlots, TunQueue, UdpQueue, device_gone};
 use crate::key::PublicKey;
 use crate::offload::VnetHdr;
+use crate::offload::coalesce::{Coalescer, MAX_PARTS};
 use crate::time::{Clock, Instant, Now};
 
 /// Datagrams read per turn.
@@ -78,6 +80,11 @@ struct TunCounters {
     read: u64,
     read_errors: u64,
     written: u64,
+    /// Writes of several packets at once, and how many packets those were.
+    merged_writes: u64,
+    merged_packets: u64,
+    /// Merged writes that the kernel refused; the packets were written singly.
+    merge_fallbacks: u64,
     lost_down: u64,
     lost_refused: u64,
 }
@@ -94,6 +101,9 @@ pub struct Worker<T, U, C> {
     inbox: Option<Inbox>,
     slots: RxSlots,
     spans: Vec<Span>,
+    coalescer: Coalescer,
+    /// Packets of one flow are joined for the TUN device; off for good once the kernel refused one.
+    merging: bool,
     frame: Box<[u8]>,
     arena: Arena,
     tun_counters: TunCounters,
@@ -112,6 +122,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     pub fn new(device: Device, mut tun: T, udp: U, clock: C) -> io::Result<(Self, Handle)> {
         let poller = Poller::new()?;
         tun.attach(&poller)?;
+        let merging = tun.caps().tso;
         let (inbox, handle) = Inbox::new(poller.waker());
         let worker = Self {
             device,
@@ -122,6 +133,8 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             inbox: Some(inbox),
             slots: RxSlots::new(RX_SLOTS),
             spans: Vec::with_capacity(MAX_SPANS),
+            coalescer: Coalescer::new(MAX_SPANS),
+            merging,
             frame: vec![0; FRAME].into_boxed_slice(),
             arena: Arena::new(),
             tun_counters: TunCounters::default(),
@@ -131,6 +144,11 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             stopped: false,
         };
         Ok((worker, handle))
+    }
+
+    /// Whether received TCP segments of one flow are joined into one write, where the TUN device takes that.
+    pub fn set_merging(&mut self, on: bool) {
+        self.merging = on && self.tun.caps().tso;
     }
 
     /// From now on events, with the key of the peer they are about, come out here; at most 1024 wait.
@@ -206,29 +224,61 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
 
     /// Whether more may wait.
     fn inward(&mut self, now: Now) -> Result<bool, Fatal> {
-        let Self { device, tun, udp, slots, spans, arena, tun_counters, .. } = self;
-        let Ok(used) = udp.recv(slots) else {
+        let Ok(used) = self.udp.recv(&mut self.slots) else {
             // Nothing waits. An error of the sockets is counted there and would not be helped by haste.
             return Ok(false);
         };
-        for i in 0..slots.filled() {
-            let Some(received) = slots.received(i) else { break };
-            spans.clear();
-            device.inbound(now, received, spans, &mut arena.outlet(udp));
-            let Some(received) = slots.received(i) else { break };
-            for span in spans.iter() {
-                let at = span.at as usize;
-                let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
-                let Some(room) = received.bytes.get_mut(room) else { continue };
-                match tun.send_plain(room) {
-                    Ok(()) => tun_counters.written += 1,
-                    Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
-                    Err(e) if e.raw_os_error() == Some(libc::EIO) => tun_counters.lost_down += 1,
-                    Err(_) => tun_counters.lost_refused += 1,
+        let (filled, count) = (self.slots.filled(), self.slots.count());
+        for i in 0..filled {
+            let Some(received) = self.slots.received(i) else { break };
+            self.spans.clear();
+            self.device.inbound(now, received, &mut self.spans, &mut self.arena.outlet(&mut self.udp));
+            self.deliver(i)?;
+        }
+        Ok(used >= count)
+    }
+
+    /// Writes the packets that lie in slot `i` to the TUN device.
+    fn deliver(&mut self, i: usize) -> Result<(), Fatal> {
+        let Self { tun, slots, spans, coalescer, tun_counters, .. } = self;
+        let Some(received) = slots.received(i) else { return Ok(()) };
+        let bytes = received.bytes;
+        if !self.merging || spans.len() < 2 {
+            return spans.iter().try_for_each(|span| write_one(tun, bytes, span, tun_counters));
+        }
+        for n in 0..coalescer.plan(bytes, spans) {
+            let Some(write) = coalescer.write(n, bytes, spans) else { continue };
+            if write.hdr == VnetHdr::default() {
+                let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
+                members.try_for_each(|span| write_one(tun, bytes, span, tun_counters))?;
+                continue;
+            }
+            let mut parts = [IoSlice::new(&[]); MAX_PARTS];
+            let mut used = 0;
+            for (place, range) in parts.iter_mut().zip(coalescer.parts(&write, spans)) {
+                *place = IoSlice::new(bytes.get(range).unwrap_or_default());
+                used += 1;
+            }
+            match tun.send(&write.hdr, parts.get(..used).unwrap_or_default()) {
+                Ok(()) => {
+                    tun_counters.merged_writes += 1;
+                    tun_counters.merged_packets += used as u64;
+                    tun_counters.written += used as u64;
+                }
+                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+                Err(e) if e.raw_os_error() == Some(libc::EIO) => tun_counters.lost_down += used as u64,
+                Err(_) => {
+                    // Some kernels take the virtio header and refuse what it says: the same packets go singly,
+                    // and nothing is joined any more.
+                    tun_counters.merge_fallbacks += 1;
+                    self.merging = false;
+                    coalescer.split_up(&write, bytes, spans);
+                    let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
+                    members.try_for_each(|span| write_one(tun, bytes, span, tun_counters))?;
                 }
             }
         }
-        Ok(used >= slots.count())
+        Ok(())
     }
 
     // -- TUN to UDP -----------------------------------------------------------------------------------
@@ -331,11 +381,15 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             ("udp_lost_refused", udp.lost_refused),
             ("udp_lost_no_socket", udp.lost_no_socket),
             ("udp_source_lost", udp.source_lost),
+            ("udp_gso_fallbacks", udp.gso_fallbacks),
             ("udp_reads", udp.reads),
             ("udp_writes", udp.writes),
             ("tun_read", tun.read),
             ("tun_read_errors", tun.read_errors),
             ("tun_written", tun.written),
+            ("tun_merged_writes", tun.merged_writes),
+            ("tun_merged_packets", tun.merged_packets),
+            ("tun_merge_fallbacks", tun.merge_fallbacks),
             ("tun_lost_down", tun.lost_down),
             ("tun_lost_refused", tun.lost_refused),
         ];
@@ -353,6 +407,25 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             let _ = events.try_send((event, self.device.public_key(id)));
         }
     }
+}
+
+/// Writes one packet, with the virtio header laid into the message header that is dead by now.
+fn write_one<T: TunQueue>(
+    tun: &mut T,
+    bytes: &mut [u8],
+    span: &Span,
+    counters: &mut TunCounters,
+) -> Result<(), Fatal> {
+    let at = span.at as usize;
+    let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
+    let Some(room) = bytes.get_mut(room) else { return Ok(()) };
+    match tun.send_plain(room) {
+        Ok(()) => counters.written += 1,
+        Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => counters.lost_down += 1,
+        Err(_) => counters.lost_refused += 1,
+    }
+    Ok(())
 }
 
 const fn refused(error: ConfigError) -> ConfigureError {

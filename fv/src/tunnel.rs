@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use forestvpn_quantum::config::{DeviceSnapshot, DeviceUpdate};
-use forestvpn_quantum::io::{BootClock, Link, Tun, Udp, fd};
+use forestvpn_quantum::io::{BootClock, Link, Offloads, Tun, Udp, fd};
 use forestvpn_quantum::time::OsEntropy;
 use forestvpn_quantum::{ConfigureError, Device, DeviceConfig, Fatal, Handle, Worker};
 use nix::errno::Errno;
@@ -47,7 +47,8 @@ impl Tunnel {
     /// # Errors
     /// One sentence that says what to do; nothing is left behind.
     pub(crate) fn start(ifname: &str, end: impl End) -> Result<Self, String> {
-        let tun = match inherited("WG_TUN_FD")? {
+        let offloads = switched()?;
+        let mut tun = match inherited("WG_TUN_FD")? {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
             None => {
                 let tun = Tun::open(ifname).map_err(|e| e.to_string())?;
@@ -55,19 +56,27 @@ impl Tunnel {
                 tun
             }
         };
+        tun.enable(offloads);
         let name = tun.name().to_owned();
         let socket = match inherited("WG_UAPI_FD")? {
             Some(fd) => ControlSocket::inherited(fd::listener(fd).map_err(|e| format!("WG_UAPI_FD: {e}"))?),
             None => ControlSocket::open(Path::new(DIRECTORY), &name)?,
         };
-        Self::assemble(name, tun, socket, end).map_err(|e| format!("cannot start: {e}"))
+        Self::assemble(name, tun, socket, offloads, end).map_err(|e| format!("cannot start: {e}"))
     }
 
-    fn assemble(name: String, tun: Tun, socket: ControlSocket, end: impl End) -> io::Result<Self> {
+    fn assemble(
+        name: String,
+        tun: Tun,
+        socket: ControlSocket,
+        offloads: Offloads,
+        end: impl End,
+    ) -> io::Result<Self> {
         let link = Link::new(&tun)?;
         let config = DeviceConfig { mtu: DEFAULT_MTU, ..DeviceConfig::default() };
         let device = Device::new(config, Box::new(OsEntropy));
-        let (mut worker, handle) = Worker::new(device, tun, Udp::new(), BootClock)?;
+        let (mut worker, handle) = Worker::new(device, tun, Udp::with_offloads(offloads), BootClock)?;
+        worker.set_merging(offloads.tun_gro);
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
         let mut tunnel = Self {
             name,
@@ -135,6 +144,12 @@ impl Drop for Tunnel {
 /// What is done when the end is asked for; [`Handle::stop`] for most.
 pub(crate) trait End: Fn(&Handle) + Clone + Send + 'static {}
 impl<F: Fn(&Handle) + Clone + Send + 'static> End for F {}
+
+/// What FV_NO_OFFLOAD leaves on.
+fn switched() -> Result<Offloads, String> {
+    let list = env::var("FV_NO_OFFLOAD").unwrap_or_default();
+    Offloads::default().without(&list).map_err(|e| format!("FV_NO_OFFLOAD: {e}"))
+}
 
 struct Monitor {
     handle: Handle,

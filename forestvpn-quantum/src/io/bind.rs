@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::fd::set_option;
+use super::offloads::{Kernel, Offloads};
 
 /// Tries to find a port that is free for both families, when the port does not matter (`protocol.md` 3.3).
 const PORT_TRIES: usize = 100;
@@ -32,21 +33,25 @@ pub(super) struct Pair {
     pub(super) port: u16,
     pub(super) fwmark: u32,
     pub(super) buffers: SocketBuffers,
+    /// Most datagrams of one send; 1 = a train is not to be handed over whole.
+    pub(super) segments: usize,
+    /// Several datagrams may be handed over as one.
+    pub(super) gro: bool,
 }
 
 impl Pair {
-    pub(super) fn open(port: u16, fwmark: u32) -> io::Result<Self> {
+    pub(super) fn open(port: u16, fwmark: u32, offloads: Offloads) -> io::Result<Self> {
         let mut tries = if port == 0 { PORT_TRIES } else { 1 };
         loop {
             tries -= 1;
-            match Self::open_once(port, fwmark) {
+            match Self::open_once(port, fwmark, offloads) {
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && tries > 0 => {}
                 other => return other,
             }
         }
     }
 
-    fn open_once(port: u16, fwmark: u32) -> io::Result<Self> {
+    fn open_once(port: u16, fwmark: u32, offloads: Offloads) -> io::Result<Self> {
         let v4 = socket(Domain::IPV4, (Ipv4Addr::UNSPECIFIED, port).into(), fwmark)?;
         let port = match &v4 {
             Some(socket) => local_port(socket)?,
@@ -60,7 +65,11 @@ impl Pair {
         // The kernel doubles what is asked for, for its own overhead.
         let buffers =
             SocketBuffers { receive: any.recv_buffer_size()? / 2, send: any.send_buffer_size()? / 2 };
-        Ok(Self { v4, v6, port, fwmark, buffers })
+        let kernel = Kernel::running();
+        let both = |probe: fn(&Socket) -> bool| [&v4, &v6].into_iter().flatten().all(probe);
+        let segments = if offloads.udp_gso && both(can_segment) { kernel.gso_segments() } else { 1 };
+        let gro = offloads.udp_gro && kernel.gro() && both(join_received);
+        Ok(Self { v4, v6, port, fwmark, buffers, segments, gro })
     }
 
     /// Changes the mark of both sockets, or of none.
@@ -87,6 +96,17 @@ impl Pair {
     pub(super) fn towards(&self, to: &SocketAddr) -> Option<BorrowedFd<'_>> {
         if to.is_ipv4() { self.v4.as_ref() } else { self.v6.as_ref() }.map(AsFd::as_fd)
     }
+}
+
+/// Tries UDP_SEGMENT and takes it back: left on the socket it would cut every later datagram.
+fn can_segment(socket: &Socket) -> bool {
+    let fd = socket.as_fd();
+    set_option(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 1500).is_ok()
+        && set_option(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
+}
+
+fn join_received(socket: &Socket) -> bool {
+    set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
 }
 
 fn local_port(socket: &Socket) -> io::Result<u16> {

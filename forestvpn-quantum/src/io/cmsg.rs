@@ -21,6 +21,8 @@ pub(super) struct Control(pub(super) [u8; 128]);
 pub(super) struct Arrival {
     pub(super) local: Option<LocalAddr>,
     pub(super) ecn: Ecn,
+    /// Length of each datagram, when the kernel handed over several as one (`UDP_GRO`).
+    pub(super) stride: Option<usize>,
 }
 
 /// Reads the control messages of a received datagram. Unknown ones are skipped; a malformed one ends it.
@@ -38,6 +40,11 @@ pub(super) fn parse(mut control: &[u8]) -> Arrival {
                     [a, b, c, d, ..] => Ecn::from_bits((i32::from_ne_bytes([a, b, c, d]) & 3) as u8),
                     _ => Ecn::NotEct,
                 };
+            }
+            // An int, whatever older documentation says.
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                let size = data.first_chunk().map(|size| i32::from_ne_bytes(*size));
+                found.stride = size.and_then(|size| usize::try_from(size).ok()).filter(|&size| size > 0);
             }
             _ => {}
         }
@@ -73,8 +80,15 @@ fn pktinfo6(data: &[u8]) -> Option<LocalAddr> {
 }
 
 /// Lays out what a datagram to `remote` shall carry: the local address, when one is given and of the same
-/// family, and the ECN bits. Gives the length; 0 when the kernel's choice will do.
-pub(super) fn build(control: &mut Control, remote: SocketAddr, local: Option<LocalAddr>, ecn: Ecn) -> usize {
+/// family, the ECN bits, and the length of each datagram when there are several. Gives the length; 0 when the
+/// kernel's choice will do.
+pub(super) fn build(
+    control: &mut Control,
+    remote: SocketAddr,
+    local: Option<LocalAddr>,
+    ecn: Ecn,
+    segment: Option<u16>,
+) -> usize {
     let mut room: &mut [u8] = &mut control.0;
     let mut used = 0;
     match (remote, local.map(|l| (l.ip, l.ifindex))) {
@@ -99,6 +113,9 @@ pub(super) fn build(control: &mut Control, remote: SocketAddr, local: Option<Loc
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
         };
         used += put(&mut room, level, kind, &(ecn as i32).to_ne_bytes());
+    }
+    if let Some(segment) = segment {
+        used += put(&mut room, libc::SOL_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
     }
     used
 }
@@ -162,17 +179,17 @@ mod tests {
 
     fn built(remote: &str, local: Option<LocalAddr>, ecn: Ecn) -> Vec<u8> {
         let mut control = Control([0xff; 128]);
-        let len = build(&mut control, remote.parse().unwrap(), local, ecn);
+        let len = build(&mut control, remote.parse().unwrap(), local, ecn, None);
         control.0[..len].to_vec()
     }
 
     #[test]
     fn what_is_built_for_sending_reads_back_as_what_arrived() {
         let four = built("192.0.2.1:1", local("192.0.2.9", 7), Ecn::Ect0);
-        assert_eq!(parse(&four), Arrival { local: local("192.0.2.9", 7), ecn: Ecn::Ect0 });
+        assert_eq!(parse(&four), Arrival { local: local("192.0.2.9", 7), ecn: Ecn::Ect0, stride: None });
         // IPv6 leaves the interface to routing.
         let six = built("[2001:db8::1]:1", local("2001:db8::9", 7), Ecn::Ce);
-        assert_eq!(parse(&six), Arrival { local: local("2001:db8::9", 0), ecn: Ecn::Ce });
+        assert_eq!(parse(&six), Arrival { local: local("2001:db8::9", 0), ecn: Ecn::Ce, stride: None });
     }
 
     #[test]

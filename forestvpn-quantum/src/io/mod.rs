@@ -15,6 +15,7 @@ pub mod link;
 pub mod mem;
 #[cfg(test)]
 pub(crate) mod namespace;
+mod offloads;
 pub mod poll;
 pub mod slots;
 pub mod tun;
@@ -23,6 +24,7 @@ pub mod udp;
 pub use bind::SocketBuffers;
 pub use clock::BootClock;
 pub use link::{Link, LinkStatus};
+pub use offloads::{Offloads, UnknownOffload};
 pub use poll::Poller;
 pub use slots::{RxMeta, RxSlots};
 pub use tun::{Tun, TunError};
@@ -108,6 +110,8 @@ pub struct UdpCounters {
     pub lost_no_socket: u64,
     /// Sources that could not be kept: sent from another local address instead (C-OUT-7).
     pub source_lost: u64,
+    /// Trains that the kernel refused to cut: sent again one datagram at a time.
+    pub gso_fallbacks: u64,
     /// System calls that read.
     pub reads: u64,
     /// System calls that sent.

@@ -18,7 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use socket2::SockRef;
 
 use super::fd::{self, IfCall, IfReq};
-use super::{Poller, TunCaps, TunQueue};
+use super::{Offloads, Poller, TunCaps, TunQueue};
 use crate::offload::VnetHdr;
 
 const NODE: &str = "/dev/net/tun";
@@ -27,6 +27,13 @@ const NODE_C: &CStr = c"/dev/net/tun";
 pub const MAX_NAME: usize = libc::IFNAMSIZ - 1;
 /// Most pieces of one write: a header and 64 segments.
 const MAX_PARTS: usize = 66;
+
+/// `TUN_F_` bits of linux/if_tun.h: checksums may be missing; TCP over IPv4 and IPv6 may come as super-packets;
+/// so may UDP, from Linux 6.2 on, and only both families at once. TSO_ECN is left out: then the kernel itself
+/// cuts what carries CWR.
+const CSUM: libc::c_uint = 0x01;
+const TSO: libc::c_uint = 0x02 | 0x04;
+const USO: libc::c_uint = 0x20 | 0x40;
 
 const TUN: u16 = (libc::IFF_TUN | libc::IFF_NO_PI) as u16;
 const VNET: u16 = libc::IFF_VNET_HDR as u16;
@@ -127,7 +134,16 @@ impl std::error::Error for TunError {
 pub struct Tun {
     file: File,
     name: String,
-    vnet: bool,
+    caps: TunCaps,
+}
+
+impl Drop for Tun {
+    fn drop(&mut self) {
+        // What was granted belongs to the device, which may outlive us when it is persistent.
+        if self.caps.tso {
+            let _ = fd::tun_set_offload(self.file.as_fd(), 0);
+        }
+    }
 }
 
 impl Tun {
@@ -198,7 +214,18 @@ impl Tun {
             fd::tun_set_header_size(file.as_fd(), VnetHdr::LEN as i32)
                 .map_err(os("cannot set the header size of the TUN device"))?;
         }
-        Ok(Self { file, name: req.name(), vnet })
+        Ok(Self { file, name: req.name(), caps: TunCaps { vnet, ..TunCaps::default() } })
+    }
+
+    /// Asks for super-packets and leaves checksums to us, as far as the kernel grants it; nothing when that is
+    /// switched off or packets carry no virtio header.
+    pub fn enable(&mut self, offloads: Offloads) {
+        if !self.caps.vnet || !offloads.tun {
+            return;
+        }
+        let granted = |mask| fd::tun_set_offload(self.file.as_fd(), mask).is_ok();
+        self.caps.tso = granted(CSUM | TSO);
+        self.caps.uso = self.caps.tso && granted(CSUM | TSO | USO);
     }
 
     /// The interface's name when it was opened, as the kernel says.
@@ -217,13 +244,13 @@ impl TunQueue for Tun {
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
         loop {
             let mut raw = [0; VnetHdr::LEN];
-            let read = if self.vnet {
+            let read = if self.caps.vnet {
                 self.file.read_vectored(&mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)])
             } else {
                 self.file.read(buf)
             };
             match read {
-                Ok(n) if !self.vnet => return Ok((n, VnetHdr::default())),
+                Ok(n) if !self.caps.vnet => return Ok((n, VnetHdr::default())),
                 Ok(n) => {
                     let mut hdr = VnetHdr::from_bytes(&raw);
                     // "Already verified" is information only, and says nothing once a packet is sealed.
@@ -240,7 +267,7 @@ impl TunQueue for Tun {
         let raw = hdr.to_bytes();
         let mut all = [IoSlice::new(&[]); MAX_PARTS];
         let mut places = all.iter_mut();
-        if self.vnet
+        if self.caps.vnet
             && let Some(place) = places.next()
         {
             *place = IoSlice::new(&raw);
@@ -254,7 +281,7 @@ impl TunQueue for Tun {
 
     fn send_plain(&mut self, room: &mut [u8]) -> io::Result<()> {
         let (hdr, packet) = room.split_at_mut_checked(VnetHdr::LEN).ok_or(io::ErrorKind::InvalidInput)?;
-        if self.vnet {
+        if self.caps.vnet {
             hdr.fill(0);
             self.write(|file| file.write(room))
         } else {
@@ -263,7 +290,7 @@ impl TunQueue for Tun {
     }
 
     fn caps(&self) -> TunCaps {
-        TunCaps { vnet: self.vnet, tso: false, uso: false }
+        self.caps
     }
 
     fn attach(&mut self, poller: &Poller) -> io::Result<()> {

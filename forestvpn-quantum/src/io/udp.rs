@@ -5,19 +5,26 @@
 #![expect(unsafe_code, reason = "std has neither recvmmsg nor sendmmsg")]
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use super::bind::{Pair, SocketBuffers};
 use super::cmsg::{self, Control, NAME_LEN};
 use super::fd::wait_writable;
-use super::{Poller, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
+use super::{Offloads, Poller, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
 use crate::batch::{Endpoint, Train, canonical};
 
 /// Datagrams per system call.
 const BATCH: usize = 64;
 /// How long a full socket buffer is waited for before datagrams are dropped.
 const FULL_WAIT: Duration = Duration::from_millis(1);
+/// Datagrams per system call while the kernel joins them: trains of 64 KiB must not hold up the other direction.
+const JOINED_BATCH: usize = 8;
+/// Most bytes of one send: the payload limit of an IPv4 datagram.
+const MAX_SEND: usize = 65_507;
+/// Destinations remembered as not reachable by trains; with more of them trains are given up altogether.
+const MAX_UNCUT: usize = 64;
 /// Lost sources kept until they are polled.
 const MAX_LOST_SOURCES: usize = 64;
 
@@ -59,8 +66,43 @@ pub struct Udp {
     pair: Option<Pair>,
     rx: Box<Batch>,
     tx: Box<Batch>,
+    /// For trains that have to go again one datagram at a time.
+    again: Box<Batch>,
+    offloads: Offloads,
+    segmenting: Segmenting,
+    /// The last read gave trains.
+    joined: bool,
     lost_sources: Vec<Endpoint>,
     counters: UdpCounters,
+}
+
+/// What is known about handing trains to the kernel.
+#[derive(Debug)]
+struct Segmenting {
+    /// Most datagrams of one send; 1 = none is handed over whole.
+    most: usize,
+    /// Destinations whose path refused trains, while the sockets stay open.
+    refused: Vec<SocketAddr>,
+}
+
+impl Segmenting {
+    /// How many datagrams of the train may go in one send.
+    fn per_send(&self, train: &Train<'_>) -> usize {
+        if self.most == 1 || train.count() == 1 || self.refused.contains(&train.to.remote) {
+            return 1;
+        }
+        (MAX_SEND / train.stride.max(1)).clamp(1, self.most)
+    }
+
+    /// The kernel refused a train to `to`.
+    fn give_up(&mut self, error: i32, to: SocketAddr) {
+        // EIO: the way out has no checksum offload, whoever it leads to. Else only this path is too narrow.
+        if error == libc::EIO || self.refused.len() >= MAX_UNCUT {
+            self.most = 1;
+        } else if !self.refused.contains(&to) {
+            self.refused.push(to);
+        }
+    }
 }
 
 impl std::fmt::Debug for Udp {
@@ -76,12 +118,21 @@ impl Default for Udp {
 }
 
 impl Udp {
-    /// Closed sockets.
+    /// Closed sockets that will use every offload the kernel does well.
     pub fn new() -> Self {
+        Self::with_offloads(Offloads::default())
+    }
+
+    /// Closed sockets that will use the UDP offloads that are switched on and that the kernel does well.
+    pub fn with_offloads(offloads: Offloads) -> Self {
         Self {
             pair: None,
             rx: Batch::new(),
             tx: Batch::new(),
+            again: Batch::new(),
+            offloads,
+            segmenting: Segmenting { most: 1, refused: Vec::with_capacity(MAX_UNCUT) },
+            joined: false,
             lost_sources: Vec::with_capacity(MAX_LOST_SOURCES),
             counters: UdpCounters::default(),
         }
@@ -103,7 +154,7 @@ impl UdpQueue for Udp {
         slots.clear();
         let Some(pair) = &self.pair else { return Err(io::ErrorKind::WouldBlock.into()) };
         let Batch { messages, headers } = &mut *self.rx;
-        let room = slots.count().min(BATCH);
+        let room = slots.count().min(if self.joined { JOINED_BATCH } else { BATCH });
         for (i, (message, header)) in messages.iter_mut().zip(headers.iter_mut()).enumerate().take(room) {
             let Some((near, far)) = slots.buffers(i) else { break };
             message.parts = [part(near), part(far)];
@@ -123,10 +174,11 @@ impl UdpQueue for Udp {
             filled += read(socket.as_fd(), free, &mut self.counters);
         }
 
+        let mut joined = false;
         for (slot, (message, header)) in messages.iter().zip(headers.iter()).enumerate().take(filled) {
             let (len, flags) = (header.msg_len as usize, header.msg_hdr.msg_flags);
             //@ C-FMT-4
-            if flags & libc::MSG_TRUNC != 0 {
+            if flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
                 self.counters.truncated += 1;
                 continue;
             }
@@ -138,9 +190,12 @@ impl UdpQueue for Udp {
             let said = header.msg_hdr.msg_controllen as usize;
             let arrival = cmsg::parse(message.control.0.get(..said).unwrap_or_default());
             let from = Endpoint { remote, local: arrival.local };
-            slots.push(RxMeta { slot, len, stride: len, from, ecn: arrival.ecn });
+            let stride = arrival.stride.unwrap_or(len);
+            joined |= stride < len;
+            self.counters.received += len.div_ceil(stride.max(1)).max(1) as u64;
+            slots.push(RxMeta { slot, len, stride, from, ecn: arrival.ecn });
         }
-        self.counters.received += slots.filled() as u64;
+        self.joined = joined;
         if filled == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -149,8 +204,18 @@ impl UdpQueue for Udp {
     }
 
     fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
-        let Self { pair, tx, lost_sources, counters, .. } = self;
-        let mut sender = Sender { tx, used: 0, owners: [0; BATCH], trains, lost_sources, counters };
+        let Self { pair, tx, again, segmenting, lost_sources, counters, .. } = self;
+        let mut sender = Sender {
+            tx,
+            again: Some(again),
+            segmenting,
+            used: 0,
+            owners: [0; BATCH],
+            pieces: [&[]; BATCH],
+            trains,
+            lost_sources,
+            counters,
+        };
         let mut socket = None;
         for (owner, train) in trains.iter().enumerate() {
             let Some(fd) = pair.as_ref().and_then(|pair| pair.towards(&train.to.remote)) else {
@@ -162,11 +227,13 @@ impl UdpQueue for Udp {
                 sender.flush(before);
             }
             socket = Some(fd);
-            for datagram in train.bytes.chunks(train.stride.max(1)) {
+            // An empty datagram is one, too; it never comes from the core.
+            let per_send = sender.segmenting.per_send(train).saturating_mul(train.stride).max(1);
+            for piece in train.bytes.chunks(per_send) {
                 if sender.used == BATCH {
                     sender.flush(fd);
                 }
-                sender.push(owner, train, datagram);
+                sender.push(owner, train, piece);
             }
         }
         if let Some(fd) = socket {
@@ -176,7 +243,7 @@ impl UdpQueue for Udp {
     }
 
     fn caps(&self) -> UdpCaps {
-        UdpCaps { gso_segments: 1, gro: false }
+        UdpCaps { gso_segments: self.segmenting.most, gro: self.pair.as_ref().is_some_and(|p| p.gro) }
     }
 
     fn open(&mut self, port: u16, fwmark: u32) -> io::Result<u16> {
@@ -187,8 +254,11 @@ impl UdpQueue for Udp {
             pair.set_fwmark(fwmark)?;
             return Ok(port);
         }
-        let pair = Pair::open(port, fwmark)?;
+        let pair = Pair::open(port, fwmark, self.offloads)?;
         let port = pair.port;
+        self.segmenting.most = pair.segments;
+        self.segmenting.refused.clear();
+        self.joined = false;
         self.pair = Some(pair);
         Ok(port)
     }
@@ -252,29 +322,43 @@ fn read(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr], counters: &mut Ud
 /// Messages on their way into one `sendmmsg`.
 struct Sender<'a, 'b> {
     tx: &'a mut Batch,
+    /// Where a refused train goes to be sent again; `None` while that is done.
+    again: Option<&'a mut Batch>,
+    segmenting: &'a mut Segmenting,
     used: usize,
     /// Which train each message belongs to.
     owners: [usize; BATCH],
+    /// What each message holds: one datagram, or several for the kernel to cut.
+    pieces: [&'b [u8]; BATCH],
     trains: &'a [Train<'b>],
     lost_sources: &'a mut Vec<Endpoint>,
     counters: &'a mut UdpCounters,
 }
 
-impl Sender<'_, '_> {
-    fn push(&mut self, owner: usize, train: &Train<'_>, datagram: &[u8]) {
+impl<'b> Sender<'_, 'b> {
+    /// Adds one message: `piece` is one datagram of the train, or several that follow each other.
+    fn push(&mut self, owner: usize, train: &Train<'b>, piece: &'b [u8]) {
         let i = self.used;
-        let same = i > 0 && self.owners.get(i - 1) == Some(&owner);
+        let whole = piece.len() > train.stride;
+        // Messages of one train share address and control messages, unless one is cut and the other is not.
+        let alike = |before: &&[u8]| (before.len() > train.stride) == whole;
+        let same =
+            i > 0 && self.owners.get(i - 1) == Some(&owner) && self.pieces.get(i - 1).is_some_and(alike);
         let known = same.then(|| self.tx.headers.get(i - 1).map(|h| h.msg_hdr)).flatten();
-        let (Some(message), Some(header), Some(place)) =
-            (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i), self.owners.get_mut(i))
-        else {
+        let (Some(message), Some(header), Some(place), Some(kept)) = (
+            self.tx.messages.get_mut(i),
+            self.tx.headers.get_mut(i),
+            self.owners.get_mut(i),
+            self.pieces.get_mut(i),
+        ) else {
             return;
         };
         *place = owner;
+        *kept = piece;
         self.used += 1;
         // The kernel only reads it.
-        let base = datagram.as_ptr().cast_mut().cast();
-        message.parts[0] = libc::iovec { iov_base: base, iov_len: datagram.len() };
+        let base = piece.as_ptr().cast_mut().cast();
+        message.parts[0] = libc::iovec { iov_base: base, iov_len: piece.len() };
         let header = &mut header.msg_hdr;
         header.msg_iov = (&raw mut message.parts).cast();
         header.msg_iovlen = 1;
@@ -288,7 +372,8 @@ impl Sender<'_, '_> {
         let local = to.local.filter(|_| !self.lost_sources.contains(&train.to));
         let (name, name_len) = cmsg::encode(to.remote);
         message.name = name;
-        let said = cmsg::build(&mut message.control, to.remote, local, train.ecn);
+        let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
+        let said = cmsg::build(&mut message.control, to.remote, local, train.ecn, segment);
         header.msg_name = (&raw mut message.name).cast();
         header.msg_namelen = name_len as _;
         header.msg_control = (&raw mut message.control).cast();
@@ -318,7 +403,7 @@ impl Sender<'_, '_> {
                 if let Some(to) = without_source.filter(|_| self.endpoint(at) == without_source) {
                     self.note_lost_source(to);
                 }
-                self.counters.sent += sent as u64;
+                self.counters.sent += self.datagrams(at, at + sent);
                 at += sent;
                 continue;
             }
@@ -330,11 +415,11 @@ impl Sender<'_, '_> {
                     let _ = wait_writable(socket, FULL_WAIT);
                 }
                 libc::EAGAIN => {
-                    self.counters.lost_full += (self.used - at) as u64;
+                    self.counters.lost_full += self.datagrams(at, self.used);
                     break;
                 }
                 libc::ENOBUFS | libc::ENOMEM => {
-                    self.counters.lost_full += 1;
+                    self.counters.lost_full += self.datagrams(at, at + 1);
                     at += 1;
                 }
                 //@ C-OUT-7
@@ -343,13 +428,62 @@ impl Sender<'_, '_> {
                 {
                     without_source = self.endpoint(at);
                 }
+                code @ (libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.is_whole(at) => {
+                    self.send_singly(socket, at, code);
+                    at += 1;
+                }
                 _ => {
-                    self.counters.lost_refused += 1;
+                    self.counters.lost_refused += self.datagrams(at, at + 1);
                     at += 1;
                 }
             }
         }
         self.used = 0;
+    }
+
+    /// How many datagrams messages `from..to` hold.
+    fn datagrams(&self, from: usize, to: usize) -> u64 {
+        let of = |i: usize| {
+            let stride = self.trains.get(*self.owners.get(i)?)?.stride.max(1);
+            Some(self.pieces.get(i)?.len().div_ceil(stride).max(1) as u64)
+        };
+        (from..to).filter_map(of).sum()
+    }
+
+    /// Does message `at` ask the kernel to cut?
+    fn is_whole(&self, at: usize) -> bool {
+        let train = self.owners.get(at).and_then(|&owner| self.trains.get(owner));
+        self.again.is_some()
+            && train.zip(self.pieces.get(at)).is_some_and(|(train, piece)| piece.len() > train.stride)
+    }
+
+    /// The kernel refused to cut message `at`: the same datagrams go one by one, in order, before the next
+    /// message does.
+    fn send_singly(&mut self, socket: BorrowedFd<'_>, at: usize, error: i32) {
+        let (Some(&owner), Some(&piece)) = (self.owners.get(at), self.pieces.get(at)) else { return };
+        let Some(train) = self.trains.get(owner) else { return };
+        self.counters.gso_fallbacks += 1;
+        self.segmenting.give_up(error, train.to.remote);
+        let Some(again) = self.again.take() else { return };
+        let mut single = Sender {
+            tx: &mut *again,
+            again: None,
+            segmenting: self.segmenting,
+            used: 0,
+            owners: [0; BATCH],
+            pieces: [&[]; BATCH],
+            trains: self.trains,
+            lost_sources: self.lost_sources,
+            counters: self.counters,
+        };
+        for datagram in piece.chunks(train.stride.max(1)) {
+            if single.used == BATCH {
+                single.flush(socket);
+            }
+            single.push(owner, train, datagram);
+        }
+        single.flush(socket);
+        self.again = Some(again);
     }
 
     fn endpoint(&self, message: usize) -> Option<Endpoint> {
@@ -364,7 +498,9 @@ impl Sender<'_, '_> {
             let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
             let Some(train) = train.filter(|train| train.to == to) else { continue };
             if let (Some(message), Some(header)) = (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i)) {
-                let said = cmsg::build(&mut message.control, to.remote, None, train.ecn);
+                let whole = self.pieces.get(i).is_some_and(|piece| piece.len() > train.stride);
+                let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
+                let said = cmsg::build(&mut message.control, to.remote, None, train.ecn, segment);
                 header.msg_hdr.msg_control = (&raw mut message.control).cast();
                 header.msg_hdr.msg_controllen = said as _;
             }
@@ -514,7 +650,50 @@ mod tests {
             assert_eq!(heard(&six).0, chunk);
         }
         assert_eq!(udp.counters().sent, 101 + 5 + 1);
-        assert!(udp.counters().writes <= 4);
+        assert_eq!(udp.counters().writes, 3);
+        assert_eq!(udp.counters().gso_fallbacks, 0);
+    }
+
+    #[test]
+    fn trains_cross_as_trains_or_as_single_datagrams_and_nobody_can_tell() {
+        for (sending, receiving) in [
+            (Offloads::default(), Offloads::default()),
+            (Offloads::default(), Offloads::NONE),
+            (Offloads::NONE, Offloads::default()),
+        ] {
+            let (mut a, mut b) = (Udp::with_offloads(sending), Udp::with_offloads(receiving));
+            a.open(0, 0).unwrap();
+            let port = b.open(0, 0).unwrap();
+            let bytes: Vec<u8> = (0..1452 * 40 + 700).map(|i| (i % 253) as u8).collect();
+            let to = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
+            assert_eq!(a.send(&[train(to, 1452, &bytes)]).unwrap(), 1);
+            let mut slots = RxSlots::new(64);
+            let mut heard = Vec::new();
+            while heard.len() < 41 {
+                recv(&mut b, &mut slots);
+                for i in 0..slots.filled() {
+                    let rx = slots.received(i).unwrap();
+                    heard.extend(rx.bytes.chunks(rx.stride).map(<[u8]>::to_vec));
+                }
+            }
+            let sent: Vec<Vec<u8>> = bytes.chunks(1452).map(<[u8]>::to_vec).collect();
+            assert_eq!(heard, sent, "{sending:?} to {receiving:?}");
+            assert_eq!((a.counters().sent, b.counters().received), (41, 41));
+        }
+    }
+
+    #[test]
+    fn a_refused_train_goes_again_one_by_one_and_only_its_destination_is_remembered() {
+        let mut s = Segmenting { most: 64, refused: Vec::new() };
+        let (near, far): (SocketAddr, SocketAddr) =
+            ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
+        let bytes = [0; 3000];
+        s.give_up(libc::EINVAL, far);
+        assert_eq!(s.per_send(&train(far, 1000, &bytes)), 1);
+        assert_eq!(s.per_send(&train(near, 1000, &bytes)), 64);
+        assert_eq!(s.per_send(&train(near, 1452, &bytes)), 45, "what fits one IPv4 datagram");
+        s.give_up(libc::EIO, near);
+        assert_eq!(s.per_send(&train(near, 1000, &bytes)), 1, "no checksum offload: for all");
     }
 
     #[test]
