@@ -47,6 +47,13 @@ pub struct Collect {
     pub full: bool,
 }
 
+impl Collect {
+    /// One without room.
+    pub fn full() -> Self {
+        Self { full: true, ..Self::default() }
+    }
+}
+
 impl Outbox for Collect {
     fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
         if self.full {
@@ -331,6 +338,18 @@ impl World {
     /// From now on the link loses nothing.
     pub fn heal(&mut self) {
         self.filter = Box::new(|_| Fate::Pass);
+    }
+
+    /// Delivers what is due on the wire to one host, working off its handshakes only if `serve`.
+    pub fn fly(&mut self, host: usize, serve: bool) {
+        let addr = self.hosts[host].addr;
+        while let Some(at) = self.flying.iter().position(|(at, s)| *at <= self.t && s.to == addr) {
+            let (_, sent) = self.flying.remove(at).unwrap();
+            self.arrive(host, Endpoint::new(sent.from), &sent.bytes, sent.ecn);
+            if serve {
+                self.due(host);
+            }
+        }
     }
 
     /// Delivers everything that is due now on the wire, and what that causes.

@@ -2,12 +2,17 @@
 
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
+mod allowed_ips;
 mod cookies;
 mod formats;
 mod handshake;
 mod harness;
+mod inbound;
 mod indices;
+mod load;
+mod outbound;
 mod replay;
 mod sessions;
 mod smoke;
+mod staging;
 mod timers;
