@@ -90,6 +90,18 @@ pub(crate) enum Command {
         #[arg(long, hide = true)]
         for_demo: bool,
     },
+    /// Try it out: make two ends and a tunnel between them, ping, move data, print figures, clean up
+    ///
+    /// Changes nothing on this machine and needs no other program. As an ordinary user it works where user namespaces
+    /// are allowed and /dev/net/tun may be opened; otherwise it says what is missing and runs both ends in memory.
+    Demo {
+        /// How much to move through the tunnel, both directions together
+        #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        megabytes: u64,
+        /// Use no TUN device: both ends in memory, over UDP on 127.0.0.1
+        #[arg(long)]
+        no_tun: bool,
+    },
     /// Print a new private key
     Genkey,
     /// Read a private key and print the public key that belongs to it

@@ -23,6 +23,11 @@ pub(crate) fn to_base64(bytes: &[u8; 32]) -> Zeroizing<String> {
     Zeroizing::new(Base64::encode_string(bytes))
 }
 
+/// A private key as `wg` files have it.
+pub(crate) fn private_text(key: &PrivateKey) -> Zeroizing<String> {
+    to_base64(key.as_bytes())
+}
+
 /// A public key as people know it.
 pub(crate) fn public_text(key: &PublicKey) -> String {
     Base64::encode_string(key.as_bytes())

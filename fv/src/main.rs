@@ -1,6 +1,5 @@
 //! `fv`: a WireGuard-protocol tunnel in one process.
 #![forbid(unsafe_code)]
-#![expect(dead_code, reason = "its callers come with the next commit")]
 
 mod cli;
 mod config;
@@ -49,6 +48,9 @@ fn run(cli: &Cli) -> Result<(), String> {
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
         Some(Command::Up { file, for_demo }) => up::run(file, *for_demo),
+        Some(Command::Demo { megabytes, no_tun }) => {
+            demo::run(demo::Options { megabytes: *megabytes, no_tun: *no_tun })
+        }
         None => serve(cli),
     }
 }

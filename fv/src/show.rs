@@ -58,7 +58,11 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-fn ask(directory: &Path, name: &str) -> Result<DeviceSnapshot, String> {
+/// What the control socket of `name` in `directory` says about its tunnel.
+///
+/// # Errors
+/// One sentence that says what to do.
+pub(crate) fn ask(directory: &Path, name: &str) -> Result<DeviceSnapshot, String> {
     let path = control::path_in(directory, name);
     let answer = exchange(&path).map_err(|e| {
         let (kind, path) = (e.kind(), path.display());

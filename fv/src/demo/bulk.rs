@@ -87,6 +87,7 @@ pub(crate) fn transfer(
     let (mut input, _) = listener.accept()?;
     out.set_write_timeout(Some(PATIENCE))?;
     input.set_read_timeout(Some(PATIENCE))?;
+    let both = [out.try_clone()?, input.try_clone()?];
     let arrived = AtomicU64::new(0);
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -113,6 +114,9 @@ pub(crate) fn transfer(
         while !receiver.is_finished() {
             std::thread::sleep(Duration::from_millis(50));
             progress.show(arrived.load(Ordering::Relaxed), start.elapsed());
+            if super::interrupted() {
+                both.iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+            }
         }
         progress.end(arrived.load(Ordering::Relaxed), start.elapsed());
         let crashed = |_| Err(io::Error::other("the transfer crashed"));

@@ -217,6 +217,9 @@ fn flow(from: &mut End, to: &mut End, ipv6: bool, megabytes: u64, label: &str) -
     let start = Instant::now();
     let mut last = start;
     while arrived < total {
+        if super::interrupted() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         while next < total && next < arrived + WINDOW && from.send(&packet(ipv6, next, content(next))) {
             next += 1;
         }

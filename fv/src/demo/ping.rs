@@ -50,7 +50,7 @@ pub(crate) fn ping(
     stop: Option<&AtomicBool>,
 ) -> io::Result<Pings> {
     let (from, target) = hosts;
-    let stopped = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+    let stopped = || stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) || super::interrupted();
     match from.run(|| Icmp::open(to))? {
         Ok(icmp) => series("ICMP", count, pause, stopped, |sequence| icmp.once(sequence)),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -81,10 +81,10 @@ fn series(
     stopped: impl Fn() -> bool,
     mut once: impl FnMut(u16) -> io::Result<Option<Duration>>,
 ) -> io::Result<Pings> {
-    let mut pings = Pings { kind, sent: 0, times: Vec::with_capacity(count) };
+    let mut pings = Pings { kind, sent: 0, times: Vec::with_capacity(count.min(4096)) };
     while pings.sent < count && !stopped() {
         pings.sent += 1;
-        pings.times.extend(once(u16::try_from(pings.sent).unwrap_or(0))?);
+        pings.times.extend(once(pings.sent as u16)?);
         std::thread::sleep(pause);
     }
     pings.times.sort_unstable();

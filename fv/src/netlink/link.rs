@@ -1,4 +1,4 @@
-//! Interfaces: look up, MTU, up and down, queue length, veth pairs.
+//! Interfaces: look up, MTU, up and down, veth pairs.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,8 +22,6 @@ pub(crate) struct Link {
     pub(crate) mtu: u32,
     /// Switched on by the administrator (IFF_UP).
     pub(crate) up: bool,
-    /// Packets that may wait for the driver.
-    pub(crate) tx_queue: u32,
 }
 
 impl Link {
@@ -34,13 +32,11 @@ impl Link {
             name: String::new(),
             mtu: 0,
             up: message.header.flags.contains(LinkFlags::Up),
-            tx_queue: 0,
         };
         for attribute in message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name = name,
                 LinkAttribute::Mtu(mtu) => link.mtu = mtu,
-                LinkAttribute::TxQueueLen(packets) => link.tx_queue = packets,
                 _ => {}
             }
         }
@@ -83,12 +79,6 @@ impl Netlink {
         self.set_link(what, index, None, Some(up))
     }
 
-    /// Sets how many packets may wait for the reader of interface `index`.
-    pub(crate) fn set_tx_queue(&mut self, index: u32, packets: u32) -> Result<()> {
-        let what = format!("set the transmit queue to {packets} packets");
-        self.set_link(what, index, Some(LinkAttribute::TxQueueLen(packets)), None)
-    }
-
     fn set_link(
         &mut self,
         what: impl fmt::Display,
@@ -106,7 +96,8 @@ impl Netlink {
         self.change(what, RouteNetlinkMessage::SetLink(message), 0)
     }
 
-    /// Moves interface `index` into the network namespace `to`.
+    /// For tests: moves interface `index` into the network namespace `to`.
+    #[cfg(test)]
     pub(crate) fn move_link(&mut self, index: u32, to: BorrowedFd<'_>) -> Result<()> {
         let attribute = LinkAttribute::NetNsFd(to.as_raw_fd());
         self.set_link("move the interface to another network namespace", index, Some(attribute), None)

@@ -178,13 +178,8 @@ impl Netlink {
         self.change(format!("add the address {net}"), message, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes an address away from interface `index`.
-    pub(crate) fn delete_address(&mut self, index: u32, net: IpNet) -> Result<()> {
-        let message = RouteNetlinkMessage::DelAddress(address(index, net));
-        self.change(format!("remove the address {net}"), message, 0)
-    }
-
-    /// The addresses of interface `index`, IPv4 first.
+    /// For tests: the addresses of interface `index`, IPv4 first.
+    #[cfg(test)]
     pub(crate) fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -215,14 +210,6 @@ impl Netlink {
     pub(crate) fn add_route(&mut self, route: &Route) -> Result<()> {
         let message = RouteNetlinkMessage::NewRoute(route.message());
         self.change(format!("add the route {route}"), message, NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    /// Removes a route.
-    pub(crate) fn delete_route(&mut self, route: &Route) -> Result<()> {
-        let mut message = route.message();
-        message.header.scope = RouteScope::NoWhere;
-        message.header.protocol = RouteProtocol::Unspec;
-        self.change(format!("remove the route {route}"), RouteNetlinkMessage::DelRoute(message), 0)
     }
 
     /// The routes of one family in every table.

@@ -41,14 +41,13 @@ fn a_link_is_found_by_name_and_by_index_and_absence_is_no_error() {
 }
 
 #[test]
-fn mtu_state_and_queue_length_are_set_and_read_back() {
+fn mtu_and_state_are_set_and_read_back() {
     alone(|| {
         let mut netlink = Netlink::open().unwrap();
         let index = cable(&mut netlink);
         netlink.set_mtu(index, 1420).unwrap();
-        netlink.set_tx_queue(index, 500).unwrap();
         let link = netlink.link_at(index).unwrap().unwrap();
-        assert_eq!((link.mtu, link.tx_queue, link.up), (1420, 500, true));
+        assert_eq!((link.mtu, link.up), (1420, true));
         netlink.set_up(index, false).unwrap();
         assert!(!netlink.link_at(index).unwrap().unwrap().up);
         assert_eq!(netlink.link_at(index).unwrap().unwrap().mtu, 1420, "down changes nothing else");
@@ -59,7 +58,7 @@ fn mtu_state_and_queue_length_are_set_and_read_back() {
 }
 
 #[test]
-fn addresses_of_both_families_are_usable_at_once_and_can_be_removed() {
+fn addresses_of_both_families_are_usable_at_once() {
     alone(|| {
         let mut netlink = Netlink::open().unwrap();
         let index = cable(&mut netlink);
@@ -73,12 +72,6 @@ fn addresses_of_both_families_are_usable_at_once_and_can_be_removed() {
         std::net::UdpSocket::bind("[fd09::1]:0").unwrap();
         let again = netlink.add_address(index, wanted[0]).unwrap_err();
         assert!(again.exists(), "{again}");
-        for address in wanted {
-            netlink.delete_address(index, address).unwrap();
-        }
-        let there = netlink.addresses(index).unwrap();
-        assert!(!wanted.iter().any(|address| there.contains(address)), "{there:?}");
-        assert!(netlink.delete_address(index, wanted[0]).unwrap_err().missing());
     });
 }
 
@@ -100,9 +93,6 @@ fn routes_of_both_families_go_into_the_table_and_are_found_again() {
             let there = netlink.routes(route.net.addr().is_ipv6()).unwrap();
             assert!(there.contains(&route), "{route} not in {there:?}");
             assert!(netlink.add_route(&route).unwrap_err().exists());
-            netlink.delete_route(&route).unwrap();
-            assert!(!netlink.routes(route.net.addr().is_ipv6()).unwrap().contains(&route));
-            assert!(netlink.delete_route(&route).unwrap_err().missing());
         }
     });
 }
