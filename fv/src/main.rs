@@ -17,7 +17,7 @@ mod tunnel;
 mod uapi;
 mod up;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -69,7 +69,14 @@ fn serve(cli: &Cli) -> Result<(), String> {
         let foreground =
             cli.foreground || std::env::var_os("WG_PROCESS_FOREGROUND").is_some_and(|word| word == "1");
         if !foreground {
-            return daemon::start(ifname);
+            daemon::start(ifname)?;
+            // For a person, who may have meant something else; scripts see nothing.
+            if io::stderr().is_terminal() {
+                eprintln!(
+                    "fv: {ifname} is there and served in the background; `ip link delete {ifname}` ends it"
+                );
+            }
+            return Ok(());
         }
     }
     logger::start(ifname);

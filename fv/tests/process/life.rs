@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use forestvpn_quantum::io::{Tun, fd};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -224,6 +225,25 @@ fn a_listening_socket_that_is_handed_over_is_served() {
     running.signal(Signal::SIGTERM);
     assert_eq!(running.end(), (Some(0), String::new()));
     assert!(!path.exists());
+}
+
+#[test]
+fn a_tun_device_that_is_handed_over_keeps_its_name_and_mtu_also_on_the_way_into_the_background() {
+    let Some(place) = Place::new("x", &[]) else { return };
+    let other = place.neighbour("y");
+    let tun = place.inside(|| Tun::open(&place.name).expect("root may"));
+    place.run(&["ip", "link", "set", &place.name, "mtu", "1500"]);
+    let mut command = place.command(FV);
+    // The name on the command line gives way to the one that the interface has.
+    command.arg(&other.name).env("WG_TUN_FD", fd::pass_on(tun.as_fd()).expect("open").to_string());
+    let output = command.output().expect("fv runs");
+    drop(tun);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    assert!(place.answers() && !other.socket().exists());
+    assert!(place.run(&["ip", "link", "show", &place.name]).contains("mtu 1500"));
+    let [pid] = other.pids()[..] else { panic!("one process: {:?}", other.pids()) };
+    kill(Pid::from_raw(pid), Signal::SIGTERM).expect("it runs");
+    assert!(within(5, || other.pids().is_empty() && place.is_empty()), "something is left");
 }
 
 #[test]

@@ -212,6 +212,33 @@ fn f71_f142_an_unreachable_peer_and_a_flood_delay_no_answer_no_removal_and_no_en
 }
 
 #[test]
+fn f143_a_peer_that_comes_and_goes_while_it_calls_delays_nothing_and_works_in_the_end() {
+    let Some(a) = Place::new("z", &[]) else { return };
+    let keys = KEYS.map(|(private, _)| file(private));
+    let _a = a.up(&["private-key", path(&keys[0]), "listen-port", "5516"]);
+    let b = a.neighbour("0");
+    let _b = b.foreground(&[]);
+    a.run(&["ip", "link", "set", &b.name, "up"]);
+    b.set(&["private-key", path(&keys[1])]);
+    let begun = Instant::now();
+    for _ in 0..200 {
+        a.set(&["peer", KEYS[1].1, "allowed-ips", "10.55.0.2/32"]);
+        // Each time a new peer with a new call, in the middle of which the other side forgets it.
+        b.set(&["peer", KEYS[0].1, "remove"]);
+        b.set(&["peer", KEYS[0].1, "endpoint", "127.0.0.1:5516", "persistent-keepalive", "1"]);
+        a.set(&["peer", KEYS[1].1, "remove"]);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "800 changes took {:?}", begun.elapsed());
+    a.set(&["peer", KEYS[1].1]);
+    assert!(within(12, || b
+        .show("latest-handshakes")
+        .trim_end()
+        .split('\t')
+        .nth(1)
+        .is_some_and(|time| time != "0")));
+}
+
+#[test]
 fn f63_f68_a_handshake_is_shown_as_its_time_and_needs_equal_preshared_keys_from_the_next_one_on() {
     let (Some(a), Some(psk)) = (Place::new("v", &[]), Some(file(PSK))) else { return };
     let keys = KEYS.map(|(private, _)| file(private));
