@@ -192,7 +192,7 @@ impl Control for Handle {
                 }
                 // As the kernel says it.
                 ConfigureError::TooManyPeers => Errno::ENOMEM,
-                _ => Errno::EIO,
+                ConfigureError::Gone | _ => Errno::EIO,
             };
             Refusal { errno, text: e.to_string() }
         })

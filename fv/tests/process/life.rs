@@ -89,7 +89,8 @@ fn a_signal_in_the_background_ends_it_and_leaves_nothing() {
 #[test]
 fn each_way_to_end_it_in_the_foreground_is_a_success_that_leaves_nothing() {
     let Some(place) = Place::new("c", &[]) else { return };
-    let ways: [(&str, &dyn Fn(&Running)); 5] = [
+    type Way<'a> = &'a dyn Fn(&Running);
+    let ways: [(&str, Way<'_>); 5] = [
         ("SIGTERM", &|running| running.signal(Signal::SIGTERM)),
         ("SIGINT", &|running| running.signal(Signal::SIGINT)),
         ("SIGHUP", &|running| running.signal(Signal::SIGHUP)),
