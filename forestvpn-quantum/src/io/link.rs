@@ -43,6 +43,8 @@ pub struct Link {
     /// Readable when an interface in this namespace changed; only while ours is here.
     events: Option<File>,
     abroad: bool,
+    /// The kernel has told the namespace before, so it can.
+    told: bool,
 }
 
 impl Link {
@@ -53,14 +55,15 @@ impl Link {
     pub fn new(tun: &Tun) -> io::Result<Self> {
         // Without the events the interface is only looked at as often as the caller asks.
         let events = fd::link_events().ok().map(File::from);
-        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, events, abroad: false })
+        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, events, abroad: false, told: false })
     }
 
     /// Asks the kernel. `None`: the interface was deleted.
     ///
     /// # Errors
     /// The interface is there, but cannot be seen: it moved to a namespace that this process may not enter
-    /// (that takes CAP_SYS_ADMIN), or descriptors ran out. What was known last is the best guess.
+    /// (that takes CAP_SYS_ADMIN), it is on its way from one to another or on its way out, or descriptors ran
+    /// out. What was known last is the best guess until it is asked for again.
     pub fn status(&mut self) -> io::Result<Option<LinkStatus>> {
         // Between asking for the name and using it the interface may be renamed, moved or deleted.
         for _ in 0..3 {
@@ -77,8 +80,14 @@ impl Link {
         let mut req = IfReq::new("");
         req.call(self.tun.as_fd(), IfCall::TunQuery)?;
         let name = req.name();
-        // Kernels before 5.2 cannot tell, others only to CAP_NET_ADMIN: then it is looked for here.
-        let theirs = fd::tun_namespace(self.tun.as_fd()).ok();
+        let theirs = match fd::tun_namespace(self.tun.as_fd()) {
+            Ok(netns) => Some(netns),
+            // A namespace on its way out. By name another interface might be found here.
+            Err(_) if self.told => return Err(io::Error::from_raw_os_error(libc::ENODEV)),
+            // Kernels before 5.2 cannot tell, others only to CAP_NET_ADMIN: then it is looked for here.
+            Err(_) => None,
+        };
+        self.told |= theirs.is_some();
         let their_id = theirs.as_ref().and_then(|fd| id(fd.as_fd()));
         let our_id = File::open("/proc/thread-self/ns/net").ok().and_then(|f| id(f.as_fd()));
         match theirs {
@@ -153,7 +162,8 @@ mod tests {
     /// Until `done`, or 5 s.
     fn follow(link: &mut Link, done: impl Fn(Option<&LinkStatus>) -> bool) {
         let start = Clock::now();
-        while !done(link.status().unwrap().as_ref()) {
+        // An error is what is seen in the midst of a change.
+        while !link.status().is_ok_and(|now| done(now.as_ref())) {
             assert!(start.elapsed() < Duration::from_secs(5), "no change was seen");
             link.wait(Duration::from_secs(60)).unwrap();
         }
@@ -183,25 +193,21 @@ mod tests {
             let tun = Tun::open("fvl0").unwrap();
             let mut link = Link::new(&tun).unwrap();
             assert!(status(&mut link).here);
-            let (moved, has_moved) = std::sync::mpsc::channel::<()>();
-            let (stay, may_go) = std::sync::mpsc::channel::<u32>();
-            let home = std::fs::read_link("/proc/thread-self").unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            let (mtus, wanted) = std::sync::mpsc::channel::<u32>();
             let elsewhere = std::thread::spawn(move || {
                 fd::leave_namespace().unwrap();
                 let me = std::fs::read_link("/proc/thread-self").unwrap();
-                let tid = me.file_name().unwrap().to_str().unwrap().to_owned();
-                let home = home.file_name().unwrap().to_str().unwrap();
-                run(&format!("nsenter --net=/proc/{home}/ns/net ip link set fvl0 netns {tid}"));
-                moved.send(()).unwrap();
-                for mtu in may_go {
+                tell.send(me.file_name().unwrap().to_str().unwrap().to_owned()).unwrap();
+                for mtu in wanted {
                     run(&format!("ip link set fvl0 mtu {mtu} up"));
                 }
             });
-            has_moved.recv().unwrap();
+            run(&format!("ip link set fvl0 netns {}", told.recv().unwrap()));
             follow(&mut link, |now| now.is_some_and(|now| !now.here));
-            stay.send(1300).unwrap();
+            mtus.send(1300).unwrap();
             follow(&mut link, |now| now.is_some_and(|now| now.up && now.mtu == 1300));
-            drop(stay);
+            drop(mtus);
             elsewhere.join().unwrap();
             // The namespace went, and the interface with it.
             follow(&mut link, |now| now.is_none());

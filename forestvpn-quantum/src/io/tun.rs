@@ -437,6 +437,7 @@ mod tests {
 
     /// Turns a packet round: what was sent to the other end comes back from there.
     fn turn_round(packet: &mut [u8]) {
+        assert!(packet.len() >= 24);
         let (from, to) = packet[12..20].split_at_mut(4);
         from.swap_with_slice(to);
         let (from, to) = packet[20..24].split_at_mut(2);

@@ -831,7 +831,8 @@ mod tests {
     #[test]
     fn without_ipv6_addresses_ipv4_works_and_ipv6_is_counted() {
         in_namespace(|| {
-            run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
+            // Of the namespace of the thread that writes. No such file: no IPv6 in this kernel at all.
+            let _ = std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
             let (mut a, _) = opened();
             let (mut b, port) = opened();
             let mut slots = RxSlots::new(8);
@@ -840,7 +841,7 @@ mod tests {
             a.send(&[train(six, 1, b"x"), train(four, 1, b"y")]).unwrap();
             recv(&mut b, &mut slots);
             assert_eq!(slots.received(0).unwrap().bytes, b"y");
-            assert_eq!(a.counters().lost_refused, 1);
+            assert_eq!(a.counters().lost_refused + a.counters().lost_no_socket, 1);
         });
     }
 
