@@ -12,5 +12,9 @@ mod node;
 mod pair;
 mod transfer;
 
+mod allowed_ips;
 mod interop;
 mod kernel_suite;
+mod protocol;
+mod roaming;
+mod timers;

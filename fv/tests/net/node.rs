@@ -106,6 +106,18 @@ impl Node {
         node
     }
 
+    /// Kills it without warning and starts it again under the same name.
+    #[track_caller]
+    pub(crate) fn kill_and_restart(&mut self, host: &Host) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let (name, program) = (self.name.clone(), self.program);
+        let mut new = Self::start_named(program, host, &name);
+        // The old one is dropped with a child that has ended; its socket file is the new one's.
+        std::mem::swap(self, &mut new);
+        new.name.clear();
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         format!("/var/run/wireguard/{}.sock", self.name).into()
     }
@@ -221,7 +233,9 @@ impl Drop for Node {
             eprintln!("--- {:?} {} said:\n{}", self.program, self.name, self.log());
         }
         let _ = std::fs::remove_file(&self.log);
-        let _ = std::fs::remove_file(self.socket());
+        if !self.name.is_empty() {
+            let _ = std::fs::remove_file(self.socket());
+        }
     }
 }
 
