@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
+
+use crate::node::within;
 
 /// True when the machine has what the test needs. Otherwise says what is missing, or fails if skipping is forbidden.
 #[track_caller]
@@ -95,6 +98,7 @@ impl Host {
         let host = Self { name: format!("fvt-{}-{label}", unique()) };
         sh(&format!("ip netns add {}", host.name));
         host.ip("link set lo up");
+        host.run("sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0");
         host
     }
 
@@ -153,6 +157,12 @@ impl Host {
                 host.address(cable, address);
             }
             host.ip(&format!("link set {cable} up"));
+        }
+        // A fresh cable may lose its first neighbour solicitation, which costs a second: not during the test.
+        let reached = |to: &str| within(Duration::from_secs(5), || self.pings(to, 1) == 1);
+        for address in there.iter().filter(|address| address.contains(':')) {
+            let bare = address.split('/').next().expect("an address");
+            assert!(reached(bare), "{bare} cannot be reached over {cable}");
         }
     }
 

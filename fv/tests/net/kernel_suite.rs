@@ -111,7 +111,7 @@ fn flood(host: &Host, to: &str) {
 
 /// iperf3 from one host to the other, to the end and without an error.
 #[track_caller]
-fn load(from: &Host, to: &Host, address: &str, how: &str) {
+pub(crate) fn load(from: &Host, to: &Host, address: &str, how: &str) {
     let mut server =
         to.command("timeout").args(["90", "iperf3", "-s", "-1", "-B", address]).spawn().expect("iperf3");
     let up =

@@ -13,8 +13,13 @@ mod pair;
 mod transfer;
 
 mod allowed_ips;
+mod command_line;
 mod interop;
 mod kernel_suite;
 mod protocol;
 mod roaming;
+mod scale;
+mod teardown;
 mod timers;
+mod uapi;
+mod wg_tools;
