@@ -230,7 +230,11 @@ impl Peer {
         }
         self.latest_timestamp = timestamp;
         self.last_consumed = Some(now);
-        Ok((introduced, self.clear_handshake()))
+        let ended = self.clear_handshake();
+        if ended.is_some() {
+            self.timers.crossed();
+        }
+        Ok((introduced, ended))
     }
 
     /// The response to an accepted initiation, and the indices of the sessions it replaced. `None` when a

@@ -62,6 +62,8 @@ pub(crate) struct Timers {
     attempts: u32,
     interval: u16,
     last_initiation: Option<Instant>,
+    /// The peer's initiation overtook our own.
+    crossed: bool,
     jitter: u64,
 }
 
@@ -81,6 +83,7 @@ impl Timers {
             attempts: 0,
             interval: 0,
             last_initiation: None,
+            crossed: false,
             jitter: seed | 1,
         }
     }
@@ -170,9 +173,18 @@ impl Timers {
         self.sent(now);
     }
 
+    /// The initiation that is about to be answered ended one of ours.
+    pub(crate) const fn crossed(&mut self) {
+        self.crossed = true;
+    }
+
     /// A response was sent, and with it a session derived.
     pub(crate) fn responded(&mut self, now: Instant) {
-        self.last_initiation = Some(now);
+        //@ C-HS-7
+        // When both ends called at once, both answer and neither may send. Under steady traffic both would call
+        // again after exactly 5 s, and so on for ever: the kernel spreads retransmissions only.
+        let spread = if core::mem::take(&mut self.crossed) { self.jitter() } else { Duration::ZERO };
+        self.last_initiation = Some(now.after(spread));
         self.derived(now);
         self.sent(now);
     }

@@ -3,6 +3,7 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used)]
 
 mod allowed_ips;
+mod control;
 mod cookies;
 mod formats;
 mod handshake;
@@ -10,9 +11,11 @@ mod harness;
 mod inbound;
 mod indices;
 mod load;
+mod model;
 mod outbound;
 mod replay;
 mod sessions;
+mod silence;
 mod smoke;
 mod staging;
 mod timers;
