@@ -37,8 +37,8 @@ pub fn mac2(message: &[u8]) -> &[u8] {
 /// Reads a cookie reply as its receiver would.
 pub fn read_cookie(reply: &[u8], from: &PublicKey, message: &[u8]) -> Option<[u8; 16]> {
     let cipher = XChaCha20Poly1305::new(&hash(b"cookie--", from).into());
-    let nonce: [u8; 24] = reply[8..32].try_into().unwrap();
-    let plain = cipher.decrypt(&nonce.into(), Payload { msg: &reply[32..64], aad: mac1(message) });
+    let (nonce, sealed) = reply[8..].split_first_chunk::<24>().unwrap();
+    let plain = cipher.decrypt(nonce.into(), Payload { msg: sealed, aad: mac1(message) });
     plain.ok().map(|c| c.try_into().unwrap())
 }
 

@@ -236,15 +236,20 @@ fn a_packet_with_a_foreign_source_is_dropped_but_its_sender_still_roams() {
     assert_eq!(w.peer(B, A).rx_bytes, before.0, "dishonest packets are not counted as received");
 }
 
+/// The one's complement sum of a header.
+fn sum(header: &[u8]) -> u16 {
+    let words = header.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
+    let sum: u32 = words.sum();
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
 fn checksum_ok(header: &[u8]) -> bool {
-    let sum: u32 = header.chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], c[1]]))).sum();
-    (sum & 0xffff) + (sum >> 16) == 0xffff
+    sum(header) == 0xffff
 }
 
 fn with_checksum(mut p: Vec<u8>) -> Vec<u8> {
     p[10..12].fill(0);
-    let sum: u32 = p[..20].chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], c[1]]))).sum();
-    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    let sum = !sum(&p[..20]);
     p[10..12].copy_from_slice(&sum.to_be_bytes());
     p
 }

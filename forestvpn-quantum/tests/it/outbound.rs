@@ -78,7 +78,7 @@ fn kernel_padded(len: usize, mtu: usize) -> usize {
     if mtu != 0 && unit > mtu {
         unit %= mtu;
     }
-    let aligned = (unit + 15) / 16 * 16;
+    let aligned = unit.next_multiple_of(16);
     len + (if mtu == 0 { aligned } else { aligned.min(mtu) } - unit)
 }
 
