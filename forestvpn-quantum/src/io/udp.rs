@@ -72,6 +72,8 @@ pub struct Udp {
     segmenting: Segmenting,
     /// The last read gave trains.
     joined: bool,
+    /// Whose turn it is to be read first, so that a flood over one family does not shut out the other.
+    six_first: bool,
     lost_sources: Vec<Endpoint>,
     counters: UdpCounters,
 }
@@ -133,6 +135,7 @@ impl Udp {
             offloads,
             segmenting: Segmenting { most: 1, refused: Vec::with_capacity(MAX_UNCUT) },
             joined: false,
+            six_first: false,
             lost_sources: Vec::with_capacity(MAX_LOST_SOURCES),
             counters: UdpCounters::default(),
         }
@@ -169,7 +172,9 @@ impl UdpQueue for Udp {
         }
 
         let mut filled = 0;
-        for socket in [&pair.v4, &pair.v6].into_iter().flatten() {
+        self.six_first = !self.six_first;
+        let order = if self.six_first { [&pair.v6, &pair.v4] } else { [&pair.v4, &pair.v6] };
+        for socket in order.into_iter().flatten() {
             let Some(free) = headers.get_mut(filled..room).filter(|h| !h.is_empty()) else { break };
             filled += read(socket.as_fd(), free, &mut self.counters);
         }
