@@ -20,6 +20,7 @@ pub(crate) enum Kind {
 #[derive(Default)]
 struct Spread(u64);
 
+//@ C-IDX-5
 impl Hasher for Spread {
     fn finish(&self) -> u64 {
         self.0

@@ -90,6 +90,7 @@ impl Timers {
 
     /// Uniform in 0..333 ms; xorshift64 is random enough to break ties.
     fn jitter(&mut self) -> Duration {
+        //@ C-HS-7
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;
         self.jitter ^= self.jitter << 17;

@@ -363,6 +363,20 @@ fn a_new_private_key_ends_the_handshake_under_way_and_makes_new_macs() {
 }
 
 //@test C-HS-10
+//@test C-HS-3
+#[test]
+fn the_accepted_timestamp_survives_a_change_of_the_private_key_and_back() {
+    let mut w = World::pair();
+    w.connect(A, B);
+    let old = w.last(A, 1);
+    w.t += secs(1.0);
+    set_key(&mut w, B, 9);
+    set_key(&mut w, B, 2);
+    w.deliver(&old);
+    assert_eq!((w.discarded(B, Discard::OldTimestamp), answers(&w)), (1, 1));
+}
+
+//@test C-HS-10
 #[test]
 fn the_first_private_key_lets_waiting_packets_go() {
     let mut w = World::pair();

@@ -62,6 +62,27 @@ fn an_unanswered_initiation_is_repeated_every_5_s_and_given_up_after_20() {
     assert_eq!(initiations(&w, A).len(), 21, "a completed handshake ends the repetition");
 }
 
+//@test C-TMR-1
+#[test]
+fn giving_up_takes_the_pending_keepalive_with_it() {
+    let mut w = World::pair();
+    w.connect(A, B);
+    say(&mut w, B, A);
+    w.cut();
+    w.run_until(secs(1.0));
+    say(&mut w, B, A);
+    let late = w.last(B, 4);
+    say(&mut w, A, B);
+    while initiations(&w, A).len() < 1 + 20 {
+        w.run_for(secs(1.0));
+    }
+    w.deliver(&late);
+    assert_eq!(w.hosts[A].delivered.len(), 2, "the session lives");
+    let before = keepalives(&w, A).len();
+    w.run_for(secs(30.0));
+    assert_eq!(keepalives(&w, A).len(), before);
+}
+
 //@test C-TMR-2
 #[test]
 fn fresh_packets_keep_the_handshake_trying_for_ever() {
@@ -180,19 +201,32 @@ fn any_authenticated_answer_even_a_keepalive_is_a_sign_of_life() {
 
 //@test C-TMR-4
 #[test]
-fn what_is_not_authenticated_is_no_sign_of_life() {
+fn what_is_forged_or_replayed_is_no_sign_of_life() {
     let mut w = World::pair();
-    w.connect(A, B);
-    say(&mut w, B, A);
-    let mut forged = w.last(B, 4);
-    forged.bytes[20] ^= 1;
+    w.connect(B, A);
+    let (initiation, data) = (w.last(B, 1), w.last(B, 4));
+    let mut forged = data.clone();
+    forged.bytes[8] += 7;
     w.run_until(secs(11.0));
     w.cut();
     say(&mut w, A, B);
     w.run_for(secs(14.0));
-    w.deliver(&forged);
+    [initiation, data, forged].iter().for_each(|s| w.deliver(s));
     w.run_for(secs(1.4));
-    assert_eq!(initiations(&w, A).len(), 2);
+    assert_eq!(initiations(&w, A).len(), 1);
+}
+
+/// The rekey at 120 s has had some of its tries when the silence is noticed.
+//@test C-TMR-2
+//@test C-TMR-4
+#[test]
+fn noticing_silence_is_a_fresh_reason_to_try() {
+    let mut w = idle_until(120.0);
+    w.cut();
+    say(&mut w, A, B);
+    w.run_until(secs(400.0));
+    let tries = initiations(&w, A).len() - 1;
+    assert!((22..=23).contains(&tries), "{tries}");
 }
 
 /// F36.
