@@ -14,8 +14,9 @@ mod timers;
 mod tunn;
 
 use core::net::{Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
 
-use crate::time::Now;
+use crate::time::{Instant, Now};
 
 pub use errors::WireGuardError;
 pub use packet::{HandshakeInit, HandshakeResponse, Packet, PacketCookieReply, PacketData};
@@ -54,24 +55,49 @@ fn to_network(dst: &mut [u8], len: Result<usize, WireGuardError>) -> TunnResult<
     }
 }
 
+/// The time of one call. The wall clock is read only when a handshake message needs it: for a small packet the
+/// second clock would be a tenth of the whole cost.
+#[derive(Clone, Copy)]
+struct When {
+    mono: Instant,
+    unix: Option<Duration>,
+}
+
+impl When {
+    fn read() -> Self {
+        Self { mono: clock::mono(), unix: None }
+    }
+
+    fn both(self) -> Now {
+        Now { mono: self.mono, unix: self.unix.unwrap_or_else(clock::unix) }
+    }
+}
+
+impl From<Now> for When {
+    fn from(now: Now) -> Self {
+        Self { mono: now.mono, unix: Some(now.unix) }
+    }
+}
+
 /// CLOCK_BOOTTIME, so that keys age while the machine sleeps (C-SES-8).
 #[cfg(all(feature = "io", target_os = "linux"))]
-fn clock() -> Now {
-    use crate::time::Clock;
-    crate::io::clock::BootClock.now()
-}
+use crate::io::clock;
 
 /// The clocks of the standard library: keys do not age while a Linux machine sleeps.
 #[cfg(not(all(feature = "io", target_os = "linux")))]
 #[expect(clippy::disallowed_methods, reason = "upstream's methods take no time")]
-fn clock() -> Now {
+mod clock {
+    use core::time::Duration;
     use std::sync::OnceLock;
     use std::time::{Instant, SystemTime, UNIX_EPOCH};
-    static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    let since = ORIGIN.get_or_init(Instant::now).elapsed();
-    Now {
-        mono: crate::time::Instant::ZERO.after(since),
-        unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+
+    pub(super) fn mono() -> crate::time::Instant {
+        static ORIGIN: OnceLock<Instant> = OnceLock::new();
+        crate::time::Instant::ZERO.after(ORIGIN.get_or_init(Instant::now).elapsed())
+    }
+
+    pub(super) fn unix() -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
     }
 }
 

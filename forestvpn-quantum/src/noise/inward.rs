@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use super::errors::WireGuardError;
 use super::packet::{HandshakeInit, HandshakeResponse, Packet, PacketCookieReply, PacketData};
 use super::tunn::Tunn;
-use super::{TunnResult, clock, to_network};
+use super::{TunnResult, When, to_network};
 use crate::handshake;
 use crate::ip;
 use crate::time::{Now, OsEntropy};
@@ -58,7 +58,7 @@ impl Tunn {
         datagram: &[u8],
         dst: &'a mut [u8],
     ) -> TunnResult<'a> {
-        self.decapsulate_at(src_addr, datagram, dst, clock())
+        self.inward(src_addr, datagram, dst, When::read())
     }
 
     /// [`decapsulate`](Self::decapsulate), told the time.
@@ -68,6 +68,16 @@ impl Tunn {
         datagram: &[u8],
         dst: &'a mut [u8],
         now: Now,
+    ) -> TunnResult<'a> {
+        self.inward(src_addr, datagram, dst, now.into())
+    }
+
+    fn inward<'a>(
+        &mut self,
+        src_addr: Option<IpAddr>,
+        datagram: &[u8],
+        dst: &'a mut [u8],
+        now: When,
     ) -> TunnResult<'a> {
         self.latest = now.mono;
         if datagram.is_empty() {
@@ -100,7 +110,7 @@ impl Tunn {
         message: &[u8],
         room: usize,
         dst: &mut [u8],
-        now: Now,
+        now: When,
     ) -> Result<usize, WireGuardError> {
         if dst.len() < room {
             return Err(WireGuardError::DestinationBufferTooSmall);
@@ -109,7 +119,7 @@ impl Tunn {
     }
 
     /// What is ready to go: a packet that waited, or an initiation that is due.
-    pub(super) fn pending(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    pub(super) fn pending(&mut self, dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         match self.seal(None, dst, now)? {
             0 if self.rekey => self.initiate(dst, now),
             len => Ok(len),
@@ -120,7 +130,7 @@ impl Tunn {
         &mut self,
         p: &HandshakeInit<'_>,
         dst: &mut [u8],
-        now: Now,
+        now: When,
     ) -> Result<usize, WireGuardError> {
         //@ C-HS-2
         let introduced = handshake::introduce(&self.local.private, &self.local.public, p.message)?;
@@ -142,14 +152,14 @@ impl Tunn {
         &mut self,
         p: &HandshakeResponse<'_>,
         dst: &mut [u8],
-        now: Now,
+        now: When,
     ) -> Result<usize, WireGuardError> {
         match self.peer.handshake_index() {
             None => return Err(WireGuardError::UnexpectedPacket),
             Some(index) if index != p.receiver_idx => return Err(WireGuardError::WrongIndex),
             Some(_) => {}
         }
-        self.peer.accept_response(&self.local, p.message, now)?;
+        self.peer.accept_response(&self.local, p.message, now.both())?;
         self.peer.heard(None, now.mono);
         self.expired = false;
         self.rekey = false;
@@ -164,7 +174,7 @@ impl Tunn {
         }
     }
 
-    fn cookie(&mut self, p: &PacketCookieReply<'_>, now: Now) -> Result<usize, WireGuardError> {
+    fn cookie(&mut self, p: &PacketCookieReply<'_>, now: When) -> Result<usize, WireGuardError> {
         if !self.peer.uses(p.receiver_idx) {
             return Err(WireGuardError::WrongIndex);
         }
@@ -172,13 +182,15 @@ impl Tunn {
         Ok(0)
     }
 
-    fn data<'a>(&mut self, p: &PacketData<'_>, dst: &'a mut [u8], now: Now) -> TunnResult<'a> {
+    fn data<'a>(&mut self, p: &PacketData<'_>, dst: &'a mut [u8], now: When) -> TunnResult<'a> {
         let Some(body) = dst.get_mut(..p.body.len()) else {
             return TunnResult::Err(WireGuardError::DestinationBufferTooSmall);
         };
         body.copy_from_slice(p.body);
         let header = DataHeader { receiver: p.receiver_idx, counter: p.counter };
-        let opened = match self.peer.open(header, body, None, now) {
+        // Nobody can ask a tunnel for the wall clock of its last handshake.
+        let time = Now { mono: now.mono, ..Now::default() };
+        let opened = match self.peer.open(header, body, None, time) {
             Ok(opened) => opened,
             Err(why) => return TunnResult::Err(self.explain(why.into(), header)),
         };

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::errors::WireGuardError;
 use super::packet::Packet;
-use super::{TunnResult, clock, to_network};
+use super::{TunnResult, When, to_network};
 use crate::cookie::Checker;
 use crate::key::PublicKey;
 use crate::limiter::Limiter;
@@ -59,11 +59,15 @@ impl RateLimiter {
     /// Counts anew when the last second is over, and forgets idle sources. Upstream has to be told so once
     /// per second; this limiter also does it by itself.
     pub fn reset_count(&self) {
-        self.reset_count_at(clock());
+        self.turn(When::read());
     }
 
     /// [`reset_count`](Self::reset_count), told the time.
     pub fn reset_count_at(&self, now: Now) {
+        self.turn(now.into());
+    }
+
+    pub(super) fn turn(&self, now: When) {
         self.with(|state| state.turn(now.mono));
     }
 
@@ -83,7 +87,7 @@ impl RateLimiter {
         match Packet::parse(src)? {
             packet @ (Packet::PacketData(_) | Packet::PacketCookieReply(_)) => Ok(packet),
             Packet::HandshakeInit(_) | Packet::HandshakeResponse(_) => {
-                self.verify_packet_at(src_addr, src, dst, clock())
+                self.verify(src_addr, src, dst, When::read())
             }
         }
     }
@@ -98,6 +102,16 @@ impl RateLimiter {
         src: &'a [u8],
         dst: &'b mut [u8],
         now: Now,
+    ) -> Result<Packet<'a>, TunnResult<'b>> {
+        self.verify(src_addr, src, dst, now.into())
+    }
+
+    fn verify<'a, 'b>(
+        &self,
+        src_addr: Option<IpAddr>,
+        src: &'a [u8],
+        dst: &'b mut [u8],
+        now: When,
     ) -> Result<Packet<'a>, TunnResult<'b>> {
         let packet = Packet::parse(src)?;
         if let Packet::HandshakeInit(_) | Packet::HandshakeResponse(_) = packet {
@@ -115,7 +129,7 @@ impl RateLimiter {
         source: Option<IpAddr>,
         message: &[u8],
         dst: &mut [u8],
-        now: Now,
+        now: When,
     ) -> Result<usize, WireGuardError> {
         let reply = self.with(|state| state.judge(self.limit, source, message, dst.len(), now))?;
         Ok(reply.map_or(0, |reply| {
@@ -146,7 +160,7 @@ impl State {
         source: Option<IpAddr>,
         message: &[u8],
         room: usize,
-        now: Now,
+        now: When,
     ) -> Result<Option<[u8; COOKIE_REPLY]>, WireGuardError> {
         if !self.checker.mac1_ok(message) {
             return Err(WireGuardError::InvalidMac);

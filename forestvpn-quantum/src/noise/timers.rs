@@ -2,7 +2,7 @@
 
 use super::errors::WireGuardError;
 use super::tunn::Tunn;
-use super::{TunnResult, clock, to_network};
+use super::{TunnResult, When, to_network};
 use crate::time::{Instant, Now};
 use crate::timers::Due;
 use crate::wire::{DATA_OVERHEAD, INITIATION};
@@ -12,12 +12,13 @@ impl Tunn {
     /// makes initiations and keepalives that are due, one per call.
     /// [`WireGuardError::ConnectionExpired`] is answered from when we gave up until the next handshake.
     pub fn update_timers<'a>(&mut self, dst: &'a mut [u8]) -> TunnResult<'a> {
-        self.update_timers_at(dst, clock())
+        let len = self.tick(dst, When::read());
+        to_network(dst, len)
     }
 
     /// [`update_timers`](Self::update_timers), told the time.
     pub fn update_timers_at<'a>(&mut self, dst: &'a mut [u8], now: Now) -> TunnResult<'a> {
-        let len = self.tick(dst, now);
+        let len = self.tick(dst, now.into());
         to_network(dst, len)
     }
 
@@ -44,10 +45,10 @@ impl Tunn {
         waiting.map_or(0, |p| p.len().saturating_add(DATA_OVERHEAD)).max(INITIATION)
     }
 
-    fn tick(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    fn tick(&mut self, dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         self.latest = now.mono;
         if self.own_limiter {
-            self.limiter.reset_count_at(now);
+            self.limiter.turn(now);
         }
         let due = self.peer.timers.next() <= now.mono || self.ready(now.mono);
         if due && dst.len() < self.need(now.mono) {
@@ -88,7 +89,7 @@ impl Tunn {
     }
 
     /// What waits instead of an empty packet, if anything does; a handshake when there is no session.
-    fn keepalive(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    fn keepalive(&mut self, dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         if self.peer.staging.is_empty() {
             self.peer.staging.push(&[], 0);
         }

@@ -8,7 +8,7 @@ use super::errors::WireGuardError;
 use super::inward::Arrivals;
 use super::packet::Packet;
 use super::rate_limiter::RateLimiter;
-use super::{TunnResult, clock, to_network};
+use super::{TunnResult, When, to_network};
 use crate::ip;
 use crate::key::{PresharedKey, PrivateKey, PublicKey};
 use crate::peer::{Local, Peer};
@@ -69,7 +69,15 @@ impl Tunn {
         rate_limiter: Option<Arc<RateLimiter>>,
     ) -> Self {
         let key = peer_static_public;
-        Self::new_at(static_private, key, preshared_key, persistent_keepalive, index, rate_limiter, clock())
+        Self::new_at(
+            static_private,
+            key,
+            preshared_key,
+            persistent_keepalive,
+            index,
+            rate_limiter,
+            When::read().both(),
+        )
     }
 
     /// [`new`](Self::new), told the time.
@@ -157,7 +165,7 @@ impl Tunn {
 
     /// Age of the session that is sent with.
     pub fn time_since_last_handshake(&self) -> Option<Duration> {
-        self.time_since_last_handshake_at(clock())
+        self.peer.session_age(When::read().mono)
     }
 
     /// [`time_since_last_handshake`](Self::time_since_last_handshake), told the time.
@@ -168,7 +176,7 @@ impl Tunn {
     /// Age of the session, bytes of inner packets sent and received, estimated loss of what the peer sent
     /// (0 to 1), and milliseconds between our last initiation and its response.
     pub fn stats(&self) -> (Option<Duration>, usize, usize, f32, Option<u32>) {
-        self.stats_at(clock())
+        self.stats_at(When::read().both())
     }
 
     /// [`stats`](Self::stats), told the time.
@@ -182,12 +190,13 @@ impl Tunn {
     /// Puts an IP packet into a datagram. An empty packet is a keepalive. Without a session the packet waits
     /// (the 128 newest do) and the answer is an initiation, or `Done` while one is under way.
     pub fn encapsulate<'a>(&mut self, src: &[u8], dst: &'a mut [u8]) -> TunnResult<'a> {
-        self.encapsulate_at(src, dst, clock())
+        let len = self.outward(src, dst, When::read());
+        to_network(dst, len)
     }
 
     /// [`encapsulate`](Self::encapsulate), told the time.
     pub fn encapsulate_at<'a>(&mut self, src: &[u8], dst: &'a mut [u8], now: Now) -> TunnResult<'a> {
-        let len = self.outward(src, dst, now);
+        let len = self.outward(src, dst, now.into());
         to_network(dst, len)
     }
 
@@ -195,14 +204,14 @@ impl Tunn {
     /// handshake begins, and the answer is [`WireGuardError::NoCurrentSession`].
     pub fn encapsulate_data_at<'a>(&mut self, src: &[u8], dst: &'a mut [u8], now: Now) -> TunnResult<'a> {
         self.latest = now.mono;
-        let len = match self.seal(Some(src), dst, now) {
+        let len = match self.seal(Some(src), dst, now.into()) {
             Ok(0) => Err(WireGuardError::NoCurrentSession),
             sealed => sealed,
         };
         to_network(dst, len)
     }
 
-    fn outward(&mut self, src: &[u8], dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    fn outward(&mut self, src: &[u8], dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         self.latest = now.mono;
         let waiting = !self.peer.staging.is_empty();
         if !waiting {
@@ -227,7 +236,7 @@ impl Tunn {
         &mut self,
         packet: Option<&[u8]>,
         dst: &mut [u8],
-        now: Now,
+        now: When,
     ) -> Result<usize, WireGuardError> {
         let peer = &mut self.peer;
         let Some(bytes) = packet.or_else(|| peer.staging.front()) else { return Ok(0) };
@@ -253,16 +262,16 @@ impl Tunn {
     }
 
     /// Begins a handshake, unless an initiation went less than 5 s ago.
-    pub(super) fn begin(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    pub(super) fn begin(&mut self, dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         if self.peer.timers.may_initiate(now.mono, true) { self.initiate(dst, now) } else { Ok(0) }
     }
 
-    pub(super) fn initiate(&mut self, dst: &mut [u8], now: Now) -> Result<usize, WireGuardError> {
+    pub(super) fn initiate(&mut self, dst: &mut [u8], now: When) -> Result<usize, WireGuardError> {
         if dst.len() < INITIATION {
             return Err(WireGuardError::DestinationBufferTooSmall);
         }
         let index = self.fresh_index();
-        let Some(message) = self.peer.initiate(&self.local, index, now, &mut OsEntropy) else {
+        let Some(message) = self.peer.initiate(&self.local, index, now.both(), &mut OsEntropy) else {
             // No handshake with this key will ever be possible (C-PRIM-4): nothing to wait for.
             self.peer.staging.clear();
             return Err(WireGuardError::WrongKey);
@@ -292,7 +301,7 @@ impl Tunn {
         dst: &'a mut [u8],
         force_resend: bool,
     ) -> TunnResult<'a> {
-        self.format_handshake_initiation_at(dst, force_resend, clock())
+        self.format_handshake_initiation_at(dst, force_resend, When::read().both())
     }
 
     /// [`format_handshake_initiation`](Self::format_handshake_initiation), told the time.
@@ -306,7 +315,7 @@ impl Tunn {
         if self.peer.handshake_index().is_some() && !self.expired && !force_resend {
             return TunnResult::Done;
         }
-        let len = self.initiate(dst, now);
+        let len = self.initiate(dst, now.into());
         if len.is_ok() {
             // The caller asked, so the attempts count from here.
             self.peer.timers.may_initiate(now.mono, true);
