@@ -68,8 +68,11 @@ fn v6(len: usize) -> Vec<u8> {
     p
 }
 
+/// What it is called, who begins, who answers.
+type Pairing = (&'static str, Box<dyn Host>, Box<dyn Host>);
+
 /// The two crates' tunnels in every order of roles.
-fn pairings(psk: Option<[u8; 32]>) -> Vec<(&'static str, Box<dyn Host>, Box<dyn Host>)> {
+fn pairings(psk: Option<[u8; 32]>) -> Vec<Pairing> {
     let (a, b) = (upstream::identity(), ours::identity());
     let ours = |me: &Identity, peer: &Identity, index| -> Box<dyn Host> {
         Box::new(ours::Embedder::new(me, peer.public, psk, index))

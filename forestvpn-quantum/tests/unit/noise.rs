@@ -179,6 +179,7 @@ fn ipv6_packets_of_just_a_header_pass() {
 }
 
 //@test C-IN-3
+//@test C-RPL-4
 #[test]
 fn what_is_no_ip_packet_inside_is_refused_but_counts_as_received() {
     let (mut a, mut b) = shaken();
