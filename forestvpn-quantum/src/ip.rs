@@ -95,3 +95,7 @@ pub(crate) fn decapsulate(packet: &mut [u8], outer: Ecn) {
         None => {}
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/ip.rs"]
+mod tests;
