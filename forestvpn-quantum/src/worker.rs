@@ -228,6 +228,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             // Nothing waits. An error of the sockets is counted there and would not be helped by haste.
             return Ok(false);
         };
+        //@ C-IN-6
         let (filled, count) = (self.slots.filled(), self.slots.count());
         for i in 0..filled {
             let Some(received) = self.slots.received(i) else { break };

@@ -288,6 +288,7 @@ impl Segment {
         let segment = Self { ipv6, ip, headers, payload, seq: u32::from_be_bytes(array_at(part, 4)), flags };
         let addresses = packet.get(if ipv6 { 8..40 } else { 12..20 })?;
         // Pure ACKs, SYN, FIN, RST, URG, ECE and CWR stay alone.
+        //@ C-IN-8
         let mergeable = payload > 0
             && flags & !PSH == ACK
             && u16::try_from(part.len())
