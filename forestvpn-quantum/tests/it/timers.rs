@@ -166,7 +166,8 @@ fn a_retransmission_put_off_by_a_response_is_made_up_for() {
     w.inject(A, from, &initiation);
     w.run_until(secs(12.0));
     let sent = initiations(&w, A);
-    assert!(sent.len() == 2 && near(sent[1], 9.0), "{sent:?}");
+    // 5 s after the response, and spread twice: the calls have crossed.
+    assert!(sent.len() == 2 && (9.0..9.6661).contains(&sent[1]), "{sent:?}");
 }
 
 /// F35: the time counts from the first packet that nobody answered.
@@ -547,7 +548,7 @@ fn a_deadline_that_was_served_lies_in_the_future() {
     keep_alive(&mut w, A, B, 1);
     let mut wakeups = 0;
     let mut filter = Seeded(1);
-    w.filter = Box::new(move |_| if filter.next() % 2 == 0 { Fate::Drop } else { Fate::Pass });
+    w.filter = Box::new(move |_| if filter.next().is_multiple_of(2) { Fate::Drop } else { Fate::Pass });
     while w.t < secs(600.0) {
         let next = w.next().unwrap();
         w.run_until(next);
