@@ -96,7 +96,7 @@ pub(crate) enum Command {
     /// are allowed and /dev/net/tun may be opened; otherwise it says what is missing and runs both ends in memory.
     Demo {
         /// How much to move through the tunnel, both directions together
-        #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+        #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=10_000))]
         megabytes: u64,
         /// Use no TUN device: both ends in memory, over UDP on 127.0.0.1
         #[arg(long)]

@@ -173,6 +173,10 @@ impl<'a> Up<'a> {
         let handle = self.tunnel.handle().clone();
         let mut update = self.config.device_update();
         update.fwmark = Some(self.mark);
+        // A keepalive that is switched on goes out at once; so these wait for their endpoint.
+        for peer in update.peers.iter_mut().filter(|peer| self.nameless.contains(&peer.public_key)) {
+            peer.persistent_keepalive = None;
+        }
         handle.configure(update).map_err(|e| e.to_string())?;
         for address in interface.addresses.iter().filter(|net| self.ipv6 || net.addr().is_ipv4()) {
             match self.netlink.add_address(self.index, *address) {
@@ -365,7 +369,6 @@ impl Resolver for Teller {
         let peer = PeerUpdate {
             update_only: true,
             endpoint: Some(address),
-            // Said once more, so that the first keepalive goes out now and not after its whole interval.
             persistent_keepalive: keepalive.and_then(|(_, seconds)| *seconds),
             ..PeerUpdate::new(name.peer)
         };

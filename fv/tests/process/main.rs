@@ -2,6 +2,8 @@
 //! them such a test prints why it is skipped, and with FV_NO_SKIP set it fails. Each interface is in a network
 //! namespace that goes away with its test.
 
+mod demo;
 mod life;
 mod place;
 mod settings;
+mod up;

@@ -64,6 +64,18 @@ impl Place {
         command
     }
 
+    /// A cable to `other`; both ends have this interface name and the address given, and are up.
+    pub(crate) fn cable(&self, name: &str, here: &str, other: &Self, there: &str) {
+        let (ours, theirs) = (self.netns.as_str(), other.netns.as_str());
+        let words = ["ip", "link", "add", name, "netns", ours, "type", "veth", "peer", name, "netns", theirs];
+        self.outside(&words);
+        for (place, address) in [(self, here), (other, there)] {
+            // Without addresses of its own making, which would come at a time of their choice.
+            place.run(&["ip", "link", "set", name, "addrgenmode", "none", "up"]);
+            place.run(&["ip", "address", "add", address, "dev", name]);
+        }
+    }
+
     fn outside(&self, words: &[&str]) {
         let output = Command::new(words[0]).args(&words[1..]).output().expect(words[0]);
         assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
