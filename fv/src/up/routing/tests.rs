@@ -188,13 +188,16 @@ fn a_strict_reverse_path_filter_would_drop_the_answers_and_is_loosened_meanwhile
             far.run(|| UdpSocket::bind("203.0.113.9:0").unwrap().send_to(b"hello", to).unwrap()).unwrap();
             ours.recv(&mut [0; 16]).is_ok()
         };
-        assert!(arrives());
+        // The first one may have to wait for the neighbour's address, on a busy machine for long.
+        let arrives_soon = || (0..30).any(|_| arrives());
+        assert!(arrives_soon());
+        while ours.recv(&mut [0; 16]).is_ok() {}
         fs::write(filter, "1").unwrap();
         let mut undo = Undo::default();
         add_routes(&mut netlink, &mut undo, tunnel, Table::Auto, &nets(&["0.0.0.0/0"]), Some(51820)).unwrap();
         assert!(!arrives(), "strict drops it; if not, nothing needs to be loosened");
         loosen_reverse_path(&mut undo, "up0");
-        assert!(arrives());
+        assert!(arrives_soon());
         drop(undo);
         assert_eq!(fs::read_to_string(filter).unwrap().trim(), "1");
     });
