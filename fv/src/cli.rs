@@ -81,7 +81,8 @@ pub(crate) enum Command {
     /// Bring up the tunnel that a wg-quick file describes, all by itself, until Ctrl-C or SIGTERM
     ///
     /// Makes the interface, sets its key, peers, addresses, MTU, routes, rules and DNS, runs its hooks, and undoes all
-    /// of it at the end. Needs neither wg-quick nor iproute2.
+    /// of it at the end. Needs neither wg-quick nor iproute2. Two things differ from wg-quick: it adds no packet filter
+    /// rules, and SaveConfig is not done.
     Up {
         /// NAME.conf, called after its interface; or only NAME, for /etc/wireguard/NAME.conf
         #[arg(value_name = "FILE")]

@@ -1,6 +1,14 @@
 //! `fv demo`: the whole job in one command on a fresh machine: two ends, a tunnel between them, pings, a transfer,
 //! and figures. Where a machine gives no TUN device it says so and shows what is left. Called by `main`.
 
+/// Prints a line. A reader that has gone (`fv demo | head -1`) is no reason to break off and leave things behind.
+macro_rules! say {
+    ($($word:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($word)*);
+    }};
+}
+
 mod bulk;
 mod ends;
 mod memory;
@@ -49,8 +57,8 @@ pub(crate) fn run(options: Options) -> Result<(), String> {
     let verdict = match place {
         Ok(place) => in_tunnel(&place, options.megabytes),
         Err(reason) => {
-            println!("no TUN, library path only: {reason}");
-            println!(
+            say!("no TUN, library path only: {reason}");
+            say!(
                 "Two ends in this process: TUN devices in memory, UDP over 127.0.0.1. No TCP runs here, so there is no \
          figure for it."
             );
@@ -64,7 +72,7 @@ pub(crate) fn run(options: Options) -> Result<(), String> {
     }
     let problems = verdict?;
     if problems.is_empty() {
-        println!("\nEverything verified.");
+        say!("\nEverything verified.");
         return Ok(());
     }
     Err(format!("not as it must be: {}", problems.join("; ")))
@@ -79,12 +87,12 @@ fn interrupted() -> bool {
 
 /// The real thing. Gives what was not as it must be.
 fn in_tunnel(place: &Place, megabytes: u64) -> Result<Vec<String>, String> {
-    println!("fv demo: {}", place.how);
+    say!("fv demo: {}", place.how);
     let began = Instant::now();
     let folder = Folder::make()?;
     let [left, right] = &place.hosts;
     let ends = End::start_both(&place.hosts, place::outer(), &folder)?;
-    println!(
+    say!(
         "  left   {} outside, {} and {} inside\n  right  {} outside, {} and {} inside",
         place::outer()[0],
         inner(0, false),
@@ -106,10 +114,10 @@ fn in_tunnel(place: &Place, megabytes: u64) -> Result<Vec<String>, String> {
             );
         }
     }
-    println!();
+    say!();
     report::latencies(&first, &pings);
 
-    println!("\nTCP through the tunnel");
+    say!("\nTCP through the tunnel");
     let load = Load::new(megabytes.div_ceil(2));
     let before = ends.each_ref().map(End::cpu);
     let over = AtomicBool::new(false);
@@ -134,9 +142,6 @@ fn in_tunnel(place: &Place, megabytes: u64) -> Result<Vec<String>, String> {
     drop(folder);
     let figures = Tunnel { first, pings, beside, transfers: [there, back], cpu, snapshots, counters };
     let problems = report::tunnel(&figures);
-    println!(
-        "\n{:.1} s in all; processes, namespaces and files are gone again.",
-        began.elapsed().as_secs_f64()
-    );
+    say!("\n{:.1} s in all; processes, namespaces and files are gone again.", began.elapsed().as_secs_f64());
     Ok(problems)
 }

@@ -34,9 +34,9 @@ pub(crate) struct Tunnel {
 /// Prints the pings.
 pub(crate) fn latencies(first: &Pings, pings: &[Pings]) {
     if let Some(time) = first.times.first() {
-        println!("Handshake and first answer: {}", milliseconds(*time));
+        say!("Handshake and first answer: {}", milliseconds(*time));
     }
-    println!("Round trips ({} echo)          answered       p50       p90       p99       max", first.kind);
+    say!("Round trips ({} echo)          answered       p50       p90       p99       max", first.kind);
     for (direction, pings) in DIRECTIONS.iter().zip(pings) {
         latency(direction, pings);
     }
@@ -45,7 +45,7 @@ pub(crate) fn latencies(first: &Pings, pings: &[Pings]) {
 fn latency(label: &str, pings: &Pings) {
     let answered = format!("{}/{}", pings.times.len(), pings.sent);
     let [p50, p90, p99, max] = [50, 90, 99, 100].map(|percent| milliseconds(pings.percentile(percent)));
-    println!("  {label:<30}{answered:>9} {p50:>9} {p90:>9} {p99:>9} {max:>9}");
+    say!("  {label:<30}{answered:>9} {p50:>9} {p90:>9} {p99:>9} {max:>9}");
 }
 
 fn milliseconds(time: Duration) -> String {
@@ -57,20 +57,20 @@ pub(crate) fn tunnel(figures: &Tunnel) -> Vec<String> {
     latency("round trips beside it, IPv4", &figures.beside);
     let [there, back] = &figures.transfers;
     let bits = (there.bytes + back.bytes) as f64 * 8.0;
-    println!(
+    say!(
         "Throughput: {:.0} Mbit/s there, {:.0} Mbit/s back",
         megabits(there.bytes, there.time),
         megabits(back.bytes, back.time)
     );
     let cpu = figures.cpu.map(|time| time.as_secs_f64() / (bits / 1e9));
-    println!(
+    say!(
         "Processor time: {:.2} s per Gbit (left {:.2}, right {:.2}); sender and receiver of the TCP stream not \
          counted",
         cpu[0] + cpu[1],
         cpu[0],
         cpu[1]
     );
-    println!("SHA-256 of what arrived: {} there, {} back", matches(there.intact()), matches(back.intact()));
+    say!("SHA-256 of what arrived: {} there, {} back", matches(there.intact()), matches(back.intact()));
     print_counters(&figures.snapshots, &figures.counters);
     tunnel_problems(figures)
 }
@@ -109,14 +109,14 @@ fn peers_problems(ends: &[DeviceSnapshot; 2]) -> Vec<String> {
 
 /// Prints the run in memory and gives what is wrong.
 pub(crate) fn memory(report: &Report) -> Vec<String> {
-    println!("\nHandshake and first packet there: {}", milliseconds(report.handshake));
-    println!("Round trips (one packet)            answered       p50       p90       p99       max");
+    say!("\nHandshake and first packet there: {}", milliseconds(report.handshake));
+    say!("Round trips (one packet)            answered       p50       p90       p99       max");
     for (label, pings) in ["there and back, IPv4", "there and back, IPv6"].iter().zip(&report.pings) {
         latency(label, pings);
     }
-    println!("\nThrough cipher and UDP");
+    say!("\nThrough cipher and UDP");
     for (label, flow) in ["left to right, IPv4", "right to left, IPv6"].iter().zip(&report.flows) {
-        println!(
+        say!(
             "  {label:<22} {} packets, {} bytes in {:.2} s: {:.0} Mbit/s, {:.0} packets/s; {} sent again; SHA-256 {}",
             flow.packets,
             flow.bytes,
@@ -145,9 +145,8 @@ const fn matches(intact: bool) -> &'static str {
 
 /// Both ends side by side; what is zero at both is left out.
 fn print_counters(ends: &[DeviceSnapshot; 2], counters: &[BTreeMap<String, u64>; 2]) {
-    println!("\nCounters                              left           right");
-    let row =
-        |label: &str, values: [String; 2]| println!("  {label:<24} {:>15} {:>15}", values[0], values[1]);
+    say!("\nCounters                              left           right");
+    let row = |label: &str, values: [String; 2]| say!("  {label:<24} {:>15} {:>15}", values[0], values[1]);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     row(
         "last handshake",

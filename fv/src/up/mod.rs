@@ -61,7 +61,8 @@ pub(crate) fn run(file: &Path, for_demo: bool) -> Result<(), String> {
         );
     }
     let mut netlink = Netlink::open().map_err(|e| e.to_string())?;
-    if netlink.link(&name).map_err(|e| e.to_string())?.is_some() {
+    let handed_over = std::env::var_os("WG_TUN_FD").is_some();
+    if !handed_over && netlink.link(&name).map_err(|e| e.to_string())?.is_some() {
         return Err(format!(
             "the interface {name} exists already; end what made it, or `ip link delete {name}`"
         ));
