@@ -324,7 +324,7 @@ pub(crate) fn complete(
 
 #[cfg(test)]
 #[path = "../tests/unit/transcripts.rs"]
-mod tests;
+mod transcripts;
 
 #[cfg(test)]
 mod tests {
