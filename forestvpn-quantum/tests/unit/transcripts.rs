@@ -627,3 +627,17 @@ mod snow_peer {
         }
     }
 }
+
+//@test C-SIL-2
+#[test]
+fn a_recorded_call_tells_who_called_to_whoever_gets_the_responders_key_later() {
+    let (caller, called) = (PrivateKey::new([1; 32]), PrivateKey::new([2; 32]));
+    let (from, to) = (caller.public_key(), called.public_key());
+    let shared = crypto::x25519(&caller, &to).expect("a sound key");
+    let own = ephemeral(&mut crate::harness::Seeded(3));
+    let (recording, _) = initiate(own, &from, &to, &shared, &[0x40; 12], 7).expect("a sound key");
+    let told = introduce(&called, &to, &recording).ok().map(|i| i.remote);
+    assert_eq!(told, Some(from));
+    let other = PrivateKey::new([3; 32]);
+    assert!(introduce(&other, &other.public_key(), &recording).is_err(), "and to nobody else");
+}
