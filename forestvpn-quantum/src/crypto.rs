@@ -8,6 +8,7 @@ use blake2::digest::{Digest, KeyInit, Mac};
 use blake2::{Blake2s256, Blake2sMac};
 use chacha20poly1305::XChaCha20Poly1305;
 use chacha20poly1305::aead::AeadInOut;
+use curve25519_dalek::MontgomeryPoint;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
 
@@ -76,7 +77,8 @@ pub(crate) fn kdf<const N: usize>(key: &[u8], input: &[u8]) -> [Secret; N] {
 
 /// The public key of a private key.
 pub(crate) fn x25519_public(private: &PrivateKey) -> [u8; 32] {
-    x25519_dalek::x25519(*private.as_bytes(), x25519_dalek::X25519_BASEPOINT_BYTES)
+    // The base point has precomputed tables in Edwards form, which the ladder of `x25519` would not use.
+    MontgomeryPoint::mul_base_clamped(*private.as_bytes()).to_bytes()
 }
 
 /// X25519. `None` when the result is all zeros, that is, when `public` is a low-order point (C-PRIM-4).

@@ -52,7 +52,7 @@ impl Tunnel {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
             None => {
                 let tun = Tun::open(ifname).map_err(|e| e.to_string())?;
-                default_mtu(tun.name()).map_err(|e| format!("cannot set the MTU of {}: {e}", tun.name()))?;
+                default_mtu(&tun).map_err(|e| format!("cannot set the MTU of {}: {e}", tun.name()))?;
                 tun
             }
         };
@@ -214,10 +214,9 @@ fn inherited(variable: &str) -> Result<Option<OwnedFd>, String> {
 }
 
 /// Leaves an MTU alone that somebody chose for an interface that was there before.
-fn default_mtu(name: &str) -> Result<(), crate::netlink::Error> {
-    let mut netlink = Netlink::open()?;
-    match netlink.link(name)? {
-        Some(link) if link.mtu == KERNEL_MTU => netlink.set_mtu(link.index, DEFAULT_MTU.into()),
+fn default_mtu(tun: &Tun) -> Result<(), String> {
+    match Netlink::open().and_then(|mut netlink| netlink.link(tun.name())).map_err(|e| e.to_string())? {
+        Some(link) if link.mtu == KERNEL_MTU => tun.set_mtu(DEFAULT_MTU).map_err(|e| e.to_string()),
         _ => Ok(()),
     }
 }

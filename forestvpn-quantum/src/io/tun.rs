@@ -3,19 +3,21 @@
 //! `fv` opens it before it goes to the background, so that every failure can still be told; the worker then
 //! owns the queue. What the interface is called and whether it is up is `link`'s business.
 //!
-//! The ioctls are our own and no library's: the `tun` crate (0.8) has no `IFF_TUN_EXCL`, so it would silently
-//! join a device of the same name that somebody left behind, and it resets neither the offload mask nor the
-//! virtio header size, which belong to the device and outlive whoever set them.
+//! The descriptor is opened here and not by the `tun` crate (0.8): that has no `IFF_TUN_EXCL`, so it would
+//! silently join a device of the same name that somebody left behind, and it resets neither the offload mask nor
+//! the virtio header size, which belong to the device and outlive whoever set them. What an interface needs
+//! beside packets is the crate's business: it is handed the descriptor.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use socket2::SockRef;
+use tun::AbstractDevice;
 
 use super::fd::{self, IfCall, IfReq};
 use super::{Offloads, Poller, TunCaps, TunQueue};
@@ -226,6 +228,18 @@ impl Tun {
         let granted = |mask| fd::tun_set_offload(self.file.as_fd(), mask).is_ok();
         self.caps.tso = granted(CSUM | TSO);
         self.caps.uso = self.caps.tso && granted(CSUM | TSO | USO);
+    }
+
+    /// Sets the MTU of the interface, in bytes.
+    ///
+    /// # Errors
+    /// Not permitted, or the interface cannot have this MTU.
+    pub fn set_mtu(&self, mtu: u16) -> Result<(), TunError> {
+        let os = |source| TunError::Os { action: "cannot set the MTU of the TUN device", source };
+        let mut config = tun::Configuration::default();
+        config.raw_fd(self.file.try_clone().map_err(os)?.into_raw_fd()).tun_name(&self.name);
+        let mut device = tun::create(&config).map_err(|e| os(e.into()))?;
+        device.set_mtu(mtu).map_err(|e| os(e.into()))
     }
 
     /// The interface's name when it was opened, as the kernel says.
