@@ -307,6 +307,7 @@ impl Device {
     pub fn inbound(&mut self, now: Now, rx: Received<'_>, plain: &mut Vec<Span>, out: &mut impl Outbox) {
         let Received { bytes, stride, from, ecn } = rx;
         let mut at = 0;
+        //@ C-IN-6
         for datagram in bytes.chunks_mut(stride.max(1)) {
             let len = datagram.len();
             let result = match wire::parse(datagram) {

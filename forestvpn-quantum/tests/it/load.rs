@@ -138,6 +138,7 @@ fn addresses_of_one_ipv6_64_share_a_bucket() {
     assert_eq!(w.discarded(B, Discard::UnderLoad), 1, "another /64");
 }
 
+// F160: what arrives faster than it can be worked off is dropped, not kept.
 //@test C-LOAD-3
 #[test]
 fn the_handshake_queue_is_bounded_and_data_passes_it_by() {
