@@ -98,6 +98,17 @@ fn a_full_table_refuses_newcomers_until_the_idle_ones_are_forgotten() {
 
 //@test C-LOAD-2
 #[test]
+fn after_two_seconds_of_silence_everybody_is_forgotten_at_once() {
+    let mut l = Limiter::new([6; 16]);
+    for i in 0..CAPACITY as u32 {
+        assert!(l.allow(v4(i), at(0)));
+    }
+    assert!(l.allow(v4(1 << 20), at(2000)));
+    assert_eq!(l.len(), 1);
+}
+
+//@test C-LOAD-2
+#[test]
 fn memory_is_given_back_when_the_load_is_over() {
     let mut l = Limiter::new([4; 16]);
     assert_eq!(l.young.capacity() + l.old.capacity(), 0);
@@ -122,4 +133,6 @@ fn a_clock_that_steps_back_neither_panics_nor_fills_the_bucket() {
     (0..5).for_each(|_| assert!(l.allow(v4(1), at(4000))));
     assert!(!l.allow(v4(1), at(100)));
     assert!(!l.allow(v4(1), Instant::ZERO));
+    assert!(!l.allow(v4(1), at(4000)), "the way back earns nothing");
+    assert!(l.allow(v4(1), at(4050)));
 }

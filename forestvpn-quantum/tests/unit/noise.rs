@@ -271,6 +271,24 @@ fn a_short_buffer_is_an_error_and_changes_nothing() {
     assert_eq!(b.tick(t + 10_001).net().len(), 32);
 }
 
+// F166
+#[test]
+fn a_buffer_too_short_for_the_packet_that_waits_neither_queues_another_nor_stops_a_timer() {
+    const SHORT: Out = Out::Err(WireGuardError::DestinationBufferTooSmall);
+    let (mut a, mut b) = pair_with([None, None], Some(3));
+    let init = a.encapsulate(&v4(300), 0).net();
+    let resp = b.decapsulate(&init, 0).net();
+    let confirm = Out::from(a.0.decapsulate_at(None, &resp, &mut [0; 200], at(0))).net();
+    assert_eq!(b.decapsulate(&confirm, 0), Out::Done);
+    assert_eq!(Out::from(a.0.encapsulate_at(&v4(60), &mut [0; 200], at(1))), SHORT);
+    // The persistent keepalive is due.
+    assert_eq!(Out::from(a.0.update_timers_at(&mut [0; 200], at(3000))), SHORT);
+    let waited = a.tick(3000).net();
+    assert_eq!(b.decapsulate(&waited, 3000).tun(), v4(300));
+    assert_eq!(a.tick(3000), Out::Done, "nothing else was queued, and the packet was sign of life enough");
+    assert_eq!(a.tick(6000).net().len(), 32);
+}
+
 // F174
 #[test]
 fn every_kind_of_refusal_has_its_own_error_and_none_disturbs_the_session() {
