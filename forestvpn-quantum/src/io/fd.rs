@@ -218,17 +218,19 @@ pub(super) fn link_events() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Waits until `read` is readable, `watch` has an error or hung up, or the time is over. `WouldBlock` never;
-/// a signal ends the wait early.
+/// Waits until `read` is readable, `watch` has an error or hung up (or, if `writable`, can be written to), or
+/// the time is over. `WouldBlock` never; a signal ends the wait early.
 pub(super) fn wait_either(
     read: Option<BorrowedFd<'_>>,
     watch: BorrowedFd<'_>,
+    writable: bool,
     timeout: Duration,
 ) -> io::Result<()> {
+    let events = if writable { libc::POLLOUT } else { 0 };
     let mut set = [
         // A negative descriptor is ignored.
         libc::pollfd { fd: read.map_or(-1, |fd| fd.as_raw_fd()), events: libc::POLLIN, revents: 0 },
-        libc::pollfd { fd: watch.as_raw_fd(), events: 0, revents: 0 },
+        libc::pollfd { fd: watch.as_raw_fd(), events, revents: 0 },
     ];
     poll(&mut set, timeout)
 }

@@ -33,7 +33,7 @@ pub struct LinkStatus {
     pub here: bool,
 }
 
-/// How often an interface in another namespace is looked at: events do not come from there.
+/// How often an interface in another namespace is looked at: no events come from there, but that it is up.
 const ABROAD: Duration = Duration::from_secs(1);
 
 /// Watches the interface of a TUN device. Holds a copy of the descriptor: the device lives at least as long.
@@ -43,6 +43,9 @@ pub struct Link {
     /// Readable when an interface in this namespace changed; only while ours is here.
     events: Option<File>,
     abroad: bool,
+    /// It was down when it was last seen. Its descriptor can be written to from the moment on that it is up,
+    /// and says so to `poll` wherever the interface is.
+    down: bool,
     /// The kernel has told the namespace before, so it can.
     told: bool,
 }
@@ -55,7 +58,7 @@ impl Link {
     pub fn new(tun: &Tun) -> io::Result<Self> {
         // Without the events the interface is only looked at as often as the caller asks.
         let events = fd::link_events().ok().map(File::from);
-        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, events, abroad: false, told: false })
+        Ok(Self { tun: tun.as_fd().try_clone_to_owned()?, events, abroad: false, down: false, told: false })
     }
 
     /// Asks the kernel. `None`: the interface was deleted.
@@ -67,7 +70,10 @@ impl Link {
     pub fn status(&mut self) -> io::Result<Option<LinkStatus>> {
         // Between asking for the name and using it the interface may be renamed, moved or deleted.
         for _ in 0..3 {
-            match self.look() {
+            let seen = self.look();
+            // An unseen one may be up already: waiting for that would not wait at all.
+            self.down = seen.as_ref().is_ok_and(|now| !now.up);
+            match seen {
                 Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
                 Err(e) if device_gone(&e) => return Ok(None),
                 other => return other.map(Some),
@@ -108,7 +114,7 @@ impl Link {
     /// None known.
     pub fn wait(&mut self, longest: Duration) -> io::Result<()> {
         let longest = if self.abroad { longest.min(ABROAD) } else { longest };
-        fd::wait_either(self.events.as_ref().map(AsFd::as_fd), self.tun.as_fd(), longest)?;
+        fd::wait_either(self.events.as_ref().map(AsFd::as_fd), self.tun.as_fd(), self.down, longest)?;
         if let Some(events) = &mut self.events {
             // What changed is asked for elsewhere; here it only must not be reported again. The socket is
             // non-blocking; should it have overflowed, the error is taken off by one read as well.
@@ -205,8 +211,10 @@ mod tests {
             });
             run(&format!("ip link set fvl0 netns {}", told.recv().unwrap()));
             follow(&mut link, |now| now.is_some_and(|now| !now.here));
+            let start = Clock::now();
             mtus.send(1300).unwrap();
             follow(&mut link, |now| now.is_some_and(|now| now.up && now.mtu == 1300));
+            assert!(start.elapsed() < ABROAD * 7 / 10, "only the regular look saw that it is up");
             drop(mtus);
             elsewhere.join().unwrap();
             // The namespace went, and the interface with it.
