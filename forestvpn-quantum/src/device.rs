@@ -182,6 +182,9 @@ impl Device {
         let peer = &mut self.peers.get_mut(id).ok_or(Discard::NoRoute)?.peer;
         //@ C-STG-4
         let endpoint = peer.endpoint.ok_or(Discard::NoEndpoint)?;
+        if to == endpoint.remote.ip() && peer.made(ip::udp_payload(frame.bytes)) {
+            return Err(Discard::Looped);
+        }
         let ecn = ip::encapsulated(ip::ecn(frame.bytes));
         let cut = Splitter::new(&mut frame)?;
         let key = peer.seal_key(now.mono).filter(|_| peer.staging.is_empty());

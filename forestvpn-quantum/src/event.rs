@@ -65,6 +65,8 @@ pub enum Discard {
     NoKey,
     /// Either way: the interface is down.
     Down,
+    /// Outbound: our own message to this peer, routed back into the tunnel it came out of.
+    Looped,
     /// From TUN: a super-packet whose description contradicts itself.
     BadOffload,
 }
@@ -97,6 +99,7 @@ impl Discard {
         (Self::NoRoom, "no_room"),
         (Self::NoKey, "no_key"),
         (Self::Down, "down"),
+        (Self::Looped, "looped"),
         (Self::BadOffload, "bad_offload"),
     ];
 }

@@ -39,6 +39,21 @@ pub(crate) fn source(packet: &[u8]) -> Option<IpAddr> {
     })
 }
 
+/// What follows the UDP header; `None` for other packets, later fragments, and IPv6 with extension headers.
+pub(crate) fn udp_payload(packet: &[u8]) -> Option<&[u8]> {
+    const UDP: u8 = 17;
+    const UDP_HEADER: usize = 8;
+    let header = match version(packet)? {
+        Version::V4 => {
+            let offset = u16::from_be_bytes(array_at(packet, 6)) & 0x1fff;
+            let header = usize::from(packet.first()? & 15) * 4;
+            (offset == 0 && *packet.get(9)? == UDP).then_some(header)?
+        }
+        Version::V6 => (*packet.get(6)? == UDP).then_some(V6_HEADER)?,
+    };
+    packet.get(header + UDP_HEADER..)
+}
+
 /// Length of the IP packet at the start of `padded`, by its own header; `None` when it does not fit.
 pub(crate) fn length(padded: &[u8]) -> Option<usize> {
     //@ C-IN-3

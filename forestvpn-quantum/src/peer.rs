@@ -338,6 +338,12 @@ impl Peer {
             .map(|k| &k.seal)
     }
 
+    /// Is this UDP payload a message of the current session to this peer? It came back by a routing loop then,
+    /// and would go round for ever, growing each time.
+    pub(crate) fn made(&self, payload: Option<&[u8]>) -> bool {
+        self.keypairs.current.as_ref().zip(payload).is_some_and(|(pair, payload)| pair.seal.made(payload))
+    }
+
     /// `data` and/or keepalive datagrams went out. Gives whether the session wants to be renewed (C-TMR-7).
     pub(crate) fn sent(&mut self, now: Instant, bytes: usize, data: bool) -> bool {
         //@ C-OUT-6

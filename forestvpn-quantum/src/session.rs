@@ -41,6 +41,13 @@ impl SealKey {
         now.since(self.born)
     }
 
+    /// Is this datagram, or the first fragment of it, one that was sealed here?
+    pub(crate) fn made(&self, datagram: &[u8]) -> bool {
+        datagram.len() >= DATA_HEADER
+            && wire::u32_at(datagram, 0) == wire::TYPE_DATA
+            && wire::u32_at(datagram, 4) == self.remote
+    }
+
     /// How many counters were handed out.
     pub(crate) fn sent(&self) -> u64 {
         self.next.load(Ordering::Relaxed)

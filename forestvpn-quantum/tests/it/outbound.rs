@@ -340,3 +340,44 @@ fn packets_that_find_no_room_are_counted_and_burn_no_session() {
     assert_eq!(w.payloads(B).last().unwrap(), b"kept");
     assert_eq!(w.peer(A, B).tx_bytes, before + 32 + 32, "only what was sent is counted");
 }
+
+#[test]
+fn our_own_message_routed_back_into_its_tunnel_is_dropped_and_other_peoples_are_not() {
+    for (outer, other) in [("10.200.0.2:51820", "10.200.0.3:51820"), ("[fd0a::2]:51820", "[fd0a::3]:51820")] {
+        let mut w = World::pair();
+        let endpoint: SocketAddr = outer.parse().unwrap();
+        w.connect(A, B);
+        allow(&mut w, A, B, "0.0.0.0/0");
+        allow(&mut w, A, B, "::/0");
+        w.update_peer(A, B, |p| p.endpoint = Some(endpoint));
+        w.send(A, &packet(A, B, b"x")).unwrap();
+        let ours = w.last(A, 4).bytes;
+        let wrap = |payload: &[u8], to: SocketAddr| match to.ip() {
+            std::net::IpAddr::V4(ip) => {
+                let mut p = packet(A, B, payload);
+                p[16..20].copy_from_slice(&ip.octets());
+                p
+            }
+            std::net::IpAddr::V6(ip) => {
+                let udp = packet(A, B, payload);
+                let mut p = packet6(A, B, &udp[20..]);
+                p[6] = 17;
+                p[24..40].copy_from_slice(&ip.octets());
+                p
+            }
+        };
+        assert_eq!(w.send(A, &wrap(&ours, endpoint)), Err(Discard::Looped), "{outer}");
+        assert_eq!(w.send(A, &wrap(&ours[..40], endpoint)), Err(Discard::Looped), "its first fragment");
+        assert_eq!(w.discarded(A, Discard::Looped), 2);
+        // A machine behind us that talks to the same endpoint has a session of its own.
+        let mut others = ours.clone();
+        others[4] ^= 1;
+        w.send(A, &wrap(&others, endpoint)).unwrap();
+        // To somewhere else it is an onion, not a loop.
+        let other: SocketAddr = other.parse().unwrap();
+        w.send(A, &wrap(&ours, other)).unwrap();
+        for short in [0, 3, 15] {
+            w.send(A, &wrap(&ours[..short], endpoint)).unwrap();
+        }
+    }
+}

@@ -14,6 +14,7 @@ mod transfer;
 
 mod allowed_ips;
 mod command_line;
+mod config_file;
 mod interop;
 mod kernel_suite;
 mod protocol;
