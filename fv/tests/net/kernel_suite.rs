@@ -499,7 +499,8 @@ fn n14_policy_routing_as_wg_quick_sets_it_up() {
     ));
     left.address(&l.name, "192.168.241.1/32");
     right.address(&r.name, "192.168.241.2/24");
-    for (node, host) in [(&l, &left), (&r, &right)] {
+    // The right one first: the left one's own IPv6 packets open a session as soon as its link is up.
+    for (node, host) in [(&r, &right), (&l, &left)] {
         host.ip(&format!("link set {} up", node.name));
     }
     left.address(&l.name, "fd01::1/128");
