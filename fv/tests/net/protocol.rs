@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::capture::{Capture, Seen};
 use crate::host::{Host, ready};
 use crate::node::{Program, within};
-use crate::pair::{LEFT4, Pair, RIGHT4};
+use crate::pair::{LEFT4, Outer, Pair, RIGHT4, RIGHT6};
 
 /// Sends datagrams from a fresh port of `host` and returns what comes back within half a second.
 fn answers(host: &Host, to: &str, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
@@ -144,7 +144,7 @@ fn f13_a_restarted_peer_is_back_within_twenty_seconds() {
     pair.right.node.wg(&format!("set listen-port 51822 private-key <(echo {})", pair.right.keys.private));
     // It does not know where the left is, so it can only wait for the left to notice.
     pair.introduce(&pair.right, "");
-    pair.right.link_up(RIGHT4, crate::pair::RIGHT6, 1420);
+    pair.right.link_up(RIGHT4, RIGHT6, 1420);
     let began = Instant::now();
     let back = within(Duration::from_secs(30), || {
         std::thread::sleep(Duration::from_millis(500));
@@ -176,5 +176,29 @@ fn f10_a_lost_initiation_is_repeated_until_it_arrives() {
         assert!(gap >= Duration::from_millis(4990), "initiations {gap:?} apart");
         assert_ne!(two[0].payload[8..40], two[1].payload[8..40], "the same ephemeral key twice");
         assert_ne!(two[0].payload[4..8], two[1].payload[4..8], "the same index twice");
+    }
+}
+
+/// The inner ECN bits show outside, the inner DSCP does not, in both IP versions.
+#[test]
+#[ignore = "needs root: task test:net"]
+//@test C-OUT-4
+fn the_inner_dscp_stays_inside_and_ecn_shows() {
+    if !ready(&[]) {
+        return;
+    }
+    for outer in [Outer::V4, Outer::V6] {
+        let pair = Pair::over(Program::Fv, Program::Fv, outer);
+        pair.left.host.ping(RIGHT4, 1);
+        for to in [RIGHT4, RIGHT6] {
+            // Expedited forwarding with each ECN mark; congestion met inside is not carried outside.
+            for (mark, shown) in [(0, 0), (1, 1), (2, 2), (3, 2)] {
+                let wire = Capture::on(&pair.left.host, 51822);
+                pair.left.host.run(&format!("ping -n -q -c 1 -W 1 -Q {} {to}", 0xb8 + mark));
+                let sent = wire.seen(|seen| seen.is_data() && seen.from.port() == 51821);
+                assert_eq!(sent.len(), 1);
+                assert_eq!(sent[0].class, shown, "inner mark {mark} to {to} over {outer:?}");
+            }
+        }
     }
 }
