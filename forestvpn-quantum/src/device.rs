@@ -66,6 +66,10 @@ const MAX_TRAIN_BYTES: usize = 65_507;
 /// Events kept for an owner that does not poll; older ones are dropped.
 const MAX_EVENTS: usize = 1024;
 
+/// Places of the last routes found.
+const OUT: usize = 0;
+const IN: usize = 1;
+
 /// The multi-peer router.
 pub struct Device {
     config: DeviceConfig,
@@ -74,8 +78,8 @@ pub struct Device {
     peers: Peers,
     indices: Indices,
     routes: Routes,
-    /// The last route found, for bulk traffic; cleared when any route changes.
-    last_route: Option<(IpAddr, PeerId)>,
+    /// The last route found outward and inward, for bulk traffic; cleared when any route changes.
+    recent: [Option<(IpAddr, PeerId)>; 2],
     waiting: VecDeque<Waiting>,
     loaded_until: Instant,
     limiter: Limiter,
@@ -107,7 +111,7 @@ impl Device {
             peers: Peers::default(),
             indices: Indices::default(),
             routes: Routes::new(),
-            last_route: None,
+            recent: [None; 2],
             waiting: VecDeque::new(),
             loaded_until: Instant::ZERO,
             limiter: Limiter::new(seed),
@@ -147,14 +151,16 @@ impl Device {
         self.events.push_back(event);
     }
 
-    fn route(&mut self, to: IpAddr) -> Option<PeerId> {
-        if let Some((ip, id)) = self.last_route
-            && ip == to
+    /// The peer that `ip` is routed to; `way` is [`OUT`] or [`IN`].
+    fn route(&mut self, ip: IpAddr, way: usize) -> Option<PeerId> {
+        let recent = self.recent.get_mut(way)?;
+        if let Some((known, id)) = *recent
+            && known == ip
         {
             return Some(id);
         }
-        let id = self.routes.lookup(to)?;
-        self.last_route = Some((to, id));
+        let id = self.routes.lookup(ip)?;
+        *recent = Some((ip, id));
         Some(id)
     }
 
@@ -175,7 +181,7 @@ impl Device {
 
     fn outward(&mut self, now: Now, mut frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
         let to = ip::destination(frame.bytes).ok_or(Discard::NotIp)?;
-        let id = self.route(to).ok_or(Discard::NoRoute)?;
+        let id = self.route(to, OUT).ok_or(Discard::NoRoute)?;
         if !self.up {
             return Err(Discard::Down);
         }
@@ -364,7 +370,7 @@ impl Device {
         let padded = body.get_mut(..opened.len).ok_or(Discard::NotIp)?;
         let len = ip::length(padded).ok_or(Discard::NotIp)?;
         //@ C-IN-4
-        if ip::source(padded).and_then(|source| self.routes.lookup(source)) != Some(id) {
+        if ip::source(padded).and_then(|source| self.route(source, IN)) != Some(id) {
             return Err(Discard::Spoofed);
         }
         ip::decapsulate(padded, ecn);

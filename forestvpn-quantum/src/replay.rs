@@ -1,8 +1,7 @@
 //! The replay window of RFC 6479: which counters of a session were seen. Owned by the receiving half of a
 //! session; asked once before decryption and changed once after it.
 
-/// No packet is sent or accepted with this counter or a greater one (whitepaper 6.1).
-pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
+use crate::timers::REJECT_AFTER_MESSAGES;
 
 const WORDS: usize = 128;
 const WORD_BITS: u64 = u64::BITS as u64;

@@ -8,6 +8,7 @@ use core::time::Duration;
 use crate::time::Instant;
 
 pub(crate) const REKEY_AFTER_MESSAGES: u64 = 1 << 60;
+/// No packet is sent or accepted with this counter or a greater one (whitepaper 6.1).
 pub(crate) const REJECT_AFTER_MESSAGES: u64 = u64::MAX - (1 << 13);
 pub(crate) const REKEY_AFTER_TIME: Duration = Duration::from_secs(120);
 pub(crate) const REJECT_AFTER_TIME: Duration = Duration::from_secs(180);

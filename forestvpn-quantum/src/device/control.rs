@@ -70,7 +70,7 @@ impl Device {
         out: &mut impl Outbox,
     ) -> Result<(), ConfigError> {
         self.check(update)?;
-        self.last_route = None;
+        self.recent = [None; 2];
         if let Some(key) = &update.private_key {
             self.set_private_key(key.as_ref(), now, out);
         }
@@ -84,7 +84,7 @@ impl Device {
         for peer in &update.peers {
             self.update_peer(peer, now, out);
         }
-        self.last_route = None;
+        self.recent = [None; 2];
         // Keepalives that were turned on are due now: the first of them go here, a bounded number per call.
         self.handle_timeout(now, out);
         Ok(())
@@ -166,7 +166,7 @@ impl Device {
             }
         }
         //@ C-AIP-5
-        self.last_route = None;
+        self.recent = [None; 2];
         if self.up {
             self.flush(id, now, out);
         }
@@ -182,7 +182,7 @@ impl Device {
     fn remove(&mut self, id: PeerId) {
         self.drop_staged(id);
         self.routes.remove_peer(id);
-        self.last_route = None;
+        self.recent = [None; 2];
         let Some(mut entry) = self.peers.remove(id) else { return };
         let (keypairs, handshake) = entry.peer.wipe();
         self.free(keypairs);
