@@ -161,9 +161,9 @@ impl Timers {
             return true;
         }
         if !fresh {
-            // Something else was sent meanwhile (a response): look again when the 5 s are over.
+            // A response was sent meanwhile, to a call that crossed ours: again when its 5 s, spread already, are over.
             self.attempts = self.attempts.saturating_sub(1);
-            self.retransmit = wait.after(self.jitter());
+            self.retransmit = wait;
         }
         false
     }
