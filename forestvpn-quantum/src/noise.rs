@@ -1,5 +1,5 @@
 //! The door for users of boringtun: its paths, names and signatures (0.7) over our
-//! [`Peer`](crate::peer::Peer). One peer, no socket, no thread; the caller moves the bytes.
+//! `Peer`. One peer, no socket, no thread; the caller moves the bytes.
 //!
 //! This file is the only one outside `io` that reads a clock, and only for the methods that take no time
 //! themselves; each has a twin ending in `_at` that is told the time. `docs/embedding.md` lists what differs

@@ -112,13 +112,13 @@ impl Drop for Capture {
 fn parse(packet: &[u8]) -> Option<Seen> {
     let (src, dst, class, udp): (IpAddr, IpAddr, u8, &[u8]) = match packet.first()? >> 4 {
         4 if *packet.get(9)? == 17 => {
-            let header = usize::from(packet[0] & 15) * 4;
+            let header = usize::from(packet.first()? & 15) * 4;
             let address = |at: usize| <[u8; 4]>::try_from(packet.get(at..at + 4)?).ok().map(Ipv4Addr::from);
-            (address(12)?.into(), address(16)?.into(), packet[1], packet.get(header..)?)
+            (address(12)?.into(), address(16)?.into(), *packet.get(1)?, packet.get(header..)?)
         }
         6 if *packet.get(6)? == 17 => {
             let address = |at: usize| <[u8; 16]>::try_from(packet.get(at..at + 16)?).ok().map(Ipv6Addr::from);
-            let class = (packet[0] << 4) | (packet[1] >> 4);
+            let class = (packet.first()? << 4) | (packet.get(1)? >> 4);
             (address(8)?.into(), address(24)?.into(), class, packet.get(40..)?)
         }
         _ => return None,
