@@ -159,8 +159,26 @@ impl ControlSocket {
     }
 }
 
+/// A listening socket at `path`, where nothing may be yet. It is made beside and put there when it listens
+/// already: `wg show` removes a socket that refuses it, be it stale or only a moment too young.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    // Owner only, from the first moment on.
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    // Of a process with the same number that was killed in this very moment.
+    let _ = fs::remove_file(&beside);
+    let listener = bind_private(&beside)?;
+    let put = fs::hard_link(&beside, path);
+    fs::remove_file(&beside)?;
+    match put {
+        Ok(()) => Ok(listener),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(io::ErrorKind::AddrInUse.into()),
+        // A file system without hard links.
+        Err(_) => bind_private(path),
+    }
+}
+
+/// Owner only, from the first moment on.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
     let before = umask(Mode::from_bits_truncate(0o077));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -546,6 +564,31 @@ mod tests {
         fs::remove_file(served.path()).expect("removed");
         thread::sleep(LOOK * 3);
         assert_eq!(served.removed.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn a_socket_listens_from_the_moment_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_final = |path: &Path| path.extension().is_some_and(|end| end == "sock");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let made = std::thread::scope(|scope| {
+            // What `wg show` does, all the time: a socket that refuses is taken for a stale one.
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    for entry in fs::read_dir(dir.path()).unwrap().flatten() {
+                        let refused = UnixStream::connect(entry.path())
+                            .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+                        assert!(!refused || !is_final(&entry.path()), "a socket that does not listen");
+                    }
+                }
+            });
+            let open = |n| ControlSocket::open(dir.path(), &format!("wg{n}"));
+            let made: Vec<_> = (0..300).map(open).collect();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            made
+        });
+        assert!(made.iter().all(Result::is_ok));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 300, "something else stays there");
     }
 
     #[test]
