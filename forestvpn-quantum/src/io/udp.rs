@@ -388,6 +388,7 @@ impl<'b> Sender<'_, 'b> {
     /// Sends what was pushed, each datagram once; what cannot be sent is counted.
     fn flush(&mut self, socket: BorrowedFd<'_>) {
         let (mut at, mut waited, mut without_source) = (0, false, None::<Endpoint>);
+        let mut retried = None;
         while let Some(rest) = self.tx.headers.get_mut(at..self.used).filter(|rest| !rest.is_empty()) {
             self.counters.writes += 1;
             // SAFETY: every header in the slice was set by `push` since the last flush: it points at an
@@ -437,6 +438,8 @@ impl<'b> Sender<'_, 'b> {
                     self.send_singly(socket, at, code);
                     at += 1;
                 }
+                // Both have been seen to pass: once more, before a datagram is given up.
+                libc::EIO | libc::EINVAL if retried != Some(at) => retried = Some(at),
                 _ => {
                     self.counters.lost_refused += self.datagrams(at, at + 1);
                     at += 1;
