@@ -571,10 +571,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let is_final = |path: &Path| path.extension().is_some_and(|end| end == "sock");
         let stop = std::sync::atomic::AtomicBool::new(false);
-        let made = std::thread::scope(|scope| {
+        let made = thread::scope(|scope| {
             // What `wg show` does, all the time: a socket that refuses is taken for a stale one.
             scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                while !stop.load(Ordering::Relaxed) {
                     for entry in fs::read_dir(dir.path()).unwrap().flatten() {
                         let refused = UnixStream::connect(entry.path())
                             .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
@@ -584,7 +584,7 @@ mod tests {
             });
             let open = |n| ControlSocket::open(dir.path(), &format!("wg{n}"));
             let made: Vec<_> = (0..300).map(open).collect();
-            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
             made
         });
         assert!(made.iter().all(Result::is_ok));
