@@ -99,6 +99,9 @@ impl Drop for SocketFile {
     }
 }
 
+/// How often a socket's place is tried when other processes remove and make files there meanwhile.
+const TRIES: usize = 8;
+
 impl ControlSocket {
     /// Makes the socket for `ifname` in `directory`, readable and writable by its owner only. A file that a
     /// killed process left behind is replaced; the socket of a living one is not.
@@ -110,19 +113,25 @@ impl ControlSocket {
         let failed =
             |e: &dyn std::fmt::Display| format!("cannot make the control socket {}: {e}", path.display());
         fs::DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|e| failed(&e))?;
-        let listener = match bind(&path) {
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-                let is_socket = fs::symlink_metadata(&path).is_ok_and(|meta| meta.file_type().is_socket());
-                if !is_socket {
-                    return Err(failed(&"something that is no socket is in its place; remove it"));
+        // `wg show` in another process may remove a stale file at any moment between these steps: then again.
+        let listener = (0..TRIES).find_map(|_| match bind(&path) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => match fs::symlink_metadata(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+                Ok(meta) if meta.file_type().is_socket() => {
+                    if is_served(&path) {
+                        return Some(Err(failed(&format!("another process serves {ifname} already"))));
+                    }
+                    match fs::remove_file(&path) {
+                        Err(e) if e.kind() != io::ErrorKind::NotFound => Some(Err(failed(&e))),
+                        _ => None,
+                    }
                 }
-                if is_served(&path) {
-                    return Err(failed(&format!("another process serves {ifname} already")));
-                }
-                fs::remove_file(&path).and_then(|()| bind(&path)).map_err(|e| failed(&e))?
-            }
-            other => other.map_err(|e| failed(&e))?,
-        };
+                _ => Some(Err(failed(&"something that is no socket is in its place; remove it"))),
+            },
+            other => Some(other.map_err(|e| failed(&e))),
+        });
+        let listener =
+            listener.ok_or_else(|| failed(&"it is taken again and again by other processes"))??;
         let file = SocketFile::at(&path).map_err(|e| failed(&e))?;
         Ok(Self { listener, file: Some(file) })
     }
