@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant as StdInstant, SystemTime};
 
-use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use forestvpn_quantum::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
 use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerUpdate};
 use forestvpn_quantum::offload::VnetHdr;
 use forestvpn_quantum::time::{Instant, Now, OsEntropy};
@@ -24,8 +24,8 @@ struct Wire {
 }
 
 impl Outbox for Wire {
-    fn reserve(&mut self, to: Endpoint, _ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
-        self.to = Some(to.remote);
+    fn reserve(&mut self, envelope: &Envelope, stride: usize, count: usize) -> Option<&mut [u8]> {
+        self.to = Some(envelope.to.remote);
         // One datagram at a time is what this example sends; a real outbox has room for trains.
         (count == 1).then_some(())?;
         self.slot.get_mut(..stride)

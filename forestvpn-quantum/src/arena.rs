@@ -7,7 +7,8 @@
 use core::net::{Ipv4Addr, SocketAddr};
 use std::io;
 
-use crate::batch::{Ecn, Endpoint, Outbox, Train};
+use crate::batch::{Endpoint, Envelope, Outbox, Train, Unsent};
+use crate::device::PeerId;
 use crate::io::UdpQueue;
 
 /// Two of the longest datagrams there are: 65 535 bytes padded, and 32 around them.
@@ -24,8 +25,7 @@ const MAX_TRAIN_BYTES: usize = 65_507;
 /// A train by its place in the arena.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
-    to: Endpoint,
-    ecn: Ecn,
+    envelope: Envelope,
     stride: usize,
     at: usize,
     len: usize,
@@ -40,8 +40,7 @@ impl Placed {
     /// them is shorter than the first.
     fn takes(&self, next: &Self) -> bool {
         let alone = next.len <= next.stride;
-        self.to == next.to
-            && self.ecn == next.ecn
+        self.envelope == next.envelope
             && self.len.is_multiple_of(self.stride)
             && (next.stride == self.stride || (alone && next.len < self.stride))
             && self.count() + next.count() <= MAX_SEGMENTS
@@ -58,6 +57,7 @@ pub(crate) struct Arena {
     reserved: Option<Placed>,
     /// Datagrams that the sockets did not take.
     lost: u64,
+    unsent: Unsent,
 }
 
 impl Arena {
@@ -68,6 +68,7 @@ impl Arena {
             trains: Vec::with_capacity(MAX_TRAINS),
             reserved: None,
             lost: 0,
+            unsent: Unsent::new(),
         }
     }
 
@@ -80,32 +81,37 @@ impl Arena {
         self.lost
     }
 
+    /// A peer and how many bytes of its were not sent; each is given once.
+    pub(crate) fn poll_unsent(&mut self) -> Option<(PeerId, u64)> {
+        self.unsent.poll()
+    }
+
     /// Sends all of it.
     pub(crate) fn flush<U: UdpQueue>(&mut self, udp: &mut U) {
-        let none = Train {
-            to: Endpoint::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))),
-            ecn: Ecn::NotEct,
-            stride: 0,
-            bytes: &[],
-        };
+        let nobody = Envelope::new(Endpoint::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))));
+        let none = Train { envelope: nobody, stride: 0, bytes: &[] };
         for group in self.trains.chunks(ROW) {
             let mut row = [none; ROW];
             for (train, placed) in row.iter_mut().zip(group) {
-                let Placed { to, ecn, stride, at, len } = *placed;
+                let Placed { envelope, stride, at, len } = *placed;
                 let bytes = self.bytes.get(at..at + len).unwrap_or_default();
-                *train = Train { to, ecn, stride, bytes };
+                *train = Train { envelope, stride, bytes };
             }
             let mut rest = row.get(..group.len()).unwrap_or_default();
             while let [first, others @ ..] = rest {
-                match udp.send(rest) {
+                match udp.send(rest, &mut self.unsent) {
                     Ok(n) if n > 0 => rest = rest.get(n..).unwrap_or_default(),
                     Err(e) if e.kind() != io::ErrorKind::WouldBlock => {
                         self.lost += first.count() as u64;
+                        self.unsent.note(first, first.bytes.len());
                         rest = others;
                     }
                     _ => {
                         // The socket has waited already; a network would drop them now.
-                        self.lost += rest.iter().map(|train| train.count() as u64).sum::<u64>();
+                        for train in rest {
+                            self.lost += train.count() as u64;
+                            self.unsent.note(train, train.bytes.len());
+                        }
                         break;
                     }
                 }
@@ -124,7 +130,7 @@ pub(crate) struct Outlet<'a, U: UdpQueue> {
 }
 
 impl<U: UdpQueue> Outbox for Outlet<'_, U> {
-    fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, envelope: &Envelope, stride: usize, count: usize) -> Option<&mut [u8]> {
         let arena = &mut *self.arena;
         arena.reserved = None;
         let need = stride.checked_mul(count).filter(|&need| need > 0 && need <= CAPACITY)?;
@@ -132,7 +138,7 @@ impl<U: UdpQueue> Outbox for Outlet<'_, U> {
             arena.flush(self.udp);
         }
         let at = arena.filled;
-        arena.reserved = Some(Placed { to, ecn, stride, at, len: need });
+        arena.reserved = Some(Placed { envelope: *envelope, stride, at, len: need });
         arena.bytes.get_mut(at..at + need)
     }
 
@@ -158,6 +164,7 @@ impl<U: UdpQueue> Outbox for Outlet<'_, U> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::Ecn;
     use crate::io::{Poller, RxSlots, UdpCaps, UdpCounters};
 
     /// Takes what it is told to take and remembers it.
@@ -171,10 +178,11 @@ mod tests {
         fn recv(&mut self, _: &mut RxSlots) -> io::Result<usize> {
             Err(io::ErrorKind::WouldBlock.into())
         }
-        fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
+        fn send(&mut self, trains: &[Train<'_>], _: &mut Unsent) -> io::Result<usize> {
             let taken = if self.answers.is_empty() { Ok(trains.len()) } else { self.answers.remove(0) };
             for train in &trains[..*taken.as_ref().unwrap_or(&0)] {
-                self.sent.push((train.to, train.ecn, train.stride, train.bytes.to_vec()));
+                let Envelope { to, .. } = train.envelope;
+                self.sent.push((to, train.envelope.ecn(), train.stride, train.bytes.to_vec()));
             }
             taken
         }
@@ -203,9 +211,14 @@ mod tests {
         Endpoint::new(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
+    /// Ports number the peers, too.
+    fn envelope(port: u16, ecn: Ecn) -> Envelope {
+        Envelope { peer: Some(PeerId(port.into())), tos: ecn as u8, ..Envelope::new(to(port)) }
+    }
+
     fn put(arena: &mut Arena, udp: &mut Recorder, port: u16, ecn: Ecn, datagram: &[u8]) {
         let mut outlet = arena.outlet(udp);
-        outlet.reserve(to(port), ecn, datagram.len(), 1).unwrap().copy_from_slice(datagram);
+        outlet.reserve(&envelope(port, ecn), datagram.len(), 1).unwrap().copy_from_slice(datagram);
         outlet.commit(datagram.len());
     }
 
@@ -253,11 +266,11 @@ mod tests {
     fn reservation_of_several_is_kept_as_far_as_it_is_committed() {
         let (mut arena, mut udp) = (Arena::new(), Recorder::default());
         let mut outlet = arena.outlet(&mut udp);
-        outlet.reserve(to(1), Ecn::NotEct, 10, 4).unwrap().fill(1);
+        outlet.reserve(&envelope(1, Ecn::NotEct), 10, 4).unwrap().fill(1);
         outlet.commit(25);
-        outlet.reserve(to(1), Ecn::NotEct, 10, 1).unwrap().fill(2);
+        outlet.reserve(&envelope(1, Ecn::NotEct), 10, 1).unwrap().fill(2);
         // Never committed: void.
-        outlet.reserve(to(1), Ecn::NotEct, 5, 1).unwrap().fill(3);
+        outlet.reserve(&envelope(1, Ecn::NotEct), 5, 1).unwrap().fill(3);
         outlet.commit(5);
         outlet.commit(5);
         arena.flush(&mut udp);
@@ -283,8 +296,8 @@ mod tests {
             .collect();
         assert_eq!(seen[..1000], (0..1000).collect::<Vec<_>>());
         assert_eq!((seen.len(), arena.lost()), (1001, 0));
-        assert!(arena.outlet(&mut udp).reserve(to(1), Ecn::NotEct, CAPACITY + 1, 1).is_none());
-        assert!(arena.outlet(&mut udp).reserve(to(1), Ecn::NotEct, usize::MAX, 2).is_none());
+        assert!(arena.outlet(&mut udp).reserve(&envelope(1, Ecn::NotEct), CAPACITY + 1, 1).is_none());
+        assert!(arena.outlet(&mut udp).reserve(&envelope(1, Ecn::NotEct), usize::MAX, 2).is_none());
     }
 
     #[test]
@@ -299,5 +312,8 @@ mod tests {
         arena.flush(&mut udp);
         assert_eq!(shapes(&udp), [(1, 1, 1), (3, 1, 1)]);
         assert_eq!(arena.lost(), 1 + 1 + 2);
+        let unsent: Vec<_> =
+            core::iter::from_fn(|| arena.poll_unsent()).map(|(peer, n)| (peer.0, n)).collect();
+        assert_eq!(unsent, [(5, 2), (4, 1), (2, 1)]);
     }
 }

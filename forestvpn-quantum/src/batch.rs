@@ -2,6 +2,7 @@
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
 
+use crate::device::PeerId;
 use crate::offload::VnetHdr;
 
 /// A local address a datagram arrived at, so that the answer can leave from there (sticky source, C-OUT-7).
@@ -66,11 +67,37 @@ impl Ecn {
     }
 }
 
+/// What goes out round each datagram of one train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// Where to, and from which local address.
+    pub to: Endpoint,
+    /// Whose traffic it is; `None` for cookie replies. A datagram that could not be sent is taken back from the
+    /// count of this peer ([`Device::unsent`](crate::Device::unsent)).
+    pub peer: Option<PeerId>,
+    /// IPv4 TOS or IPv6 traffic class: DSCP and ECN bits.
+    pub tos: u8,
+    /// TTL or hop limit; `None`: the system's default.
+    pub hops: Option<u8>,
+}
+
+impl Envelope {
+    /// For an endpoint, with nothing else said.
+    pub const fn new(to: Endpoint) -> Self {
+        Self { to, peer: None, tos: 0, hops: None }
+    }
+
+    /// The ECN bits of the outer header.
+    pub const fn ecn(&self) -> Ecn {
+        Ecn::from_bits(self.tos)
+    }
+}
+
 /// Where the core puts datagrams. Implemented by the worker's send arena, and by a `Vec` in tests.
 pub trait Outbox {
-    /// Room for `count` datagrams of `stride` bytes each (the last may end up shorter), contiguous, to `to`.
+    /// Room for `count` datagrams of `stride` bytes each (the last may end up shorter), contiguous.
     /// `None`: no room; the caller counts a [`Discard::NoRoom`](crate::Discard::NoRoom) and goes on.
-    fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]>;
+    fn reserve(&mut self, envelope: &Envelope, stride: usize, count: usize) -> Option<&mut [u8]>;
 
     /// Keeps the first `len` bytes of the latest reservation; without it the reservation is void.
     fn commit(&mut self, len: usize);
@@ -101,10 +128,8 @@ pub struct Received<'b> {
 /// One send: datagrams of `stride` bytes back to back for one endpoint, the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Train<'b> {
-    /// Where to.
-    pub to: Endpoint,
-    /// ECN bits for the outer header of each.
-    pub ecn: Ecn,
+    /// What goes round each.
+    pub envelope: Envelope,
     /// Length of each datagram but the last.
     pub stride: usize,
     /// All datagrams.
@@ -115,6 +140,43 @@ impl Train<'_> {
     /// How many datagrams the train holds.
     pub const fn count(&self) -> usize {
         if self.stride == 0 { 0 } else { self.bytes.len().div_ceil(self.stride) }
+    }
+}
+
+/// Whose datagrams were not sent after all, until the device is told ([`Device::unsent`](crate::Device::unsent)).
+/// Bounded: what more peers than it holds lost at once stays counted as sent.
+#[derive(Debug)]
+pub struct Unsent(Vec<(PeerId, u64)>);
+
+impl Unsent {
+    const MOST: usize = 1024;
+
+    /// An empty one; its memory is taken now.
+    pub fn new() -> Self {
+        Self(Vec::with_capacity(Self::MOST))
+    }
+
+    /// `bytes` of this train were not sent.
+    pub fn note(&mut self, train: &Train<'_>, bytes: usize) {
+        let Some(peer) = train.envelope.peer else { return };
+        if let Some((last, sum)) = self.0.last_mut()
+            && *last == peer
+        {
+            *sum = sum.saturating_add(bytes as u64);
+        } else if self.0.len() < Self::MOST {
+            self.0.push((peer, bytes as u64));
+        }
+    }
+
+    /// A peer and how many bytes of its were not sent. Each is given once.
+    pub fn poll(&mut self) -> Option<(PeerId, u64)> {
+        self.0.pop()
+    }
+}
+
+impl Default for Unsent {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -12,7 +12,7 @@ use core::cmp::Reverse;
 use core::net::IpAddr;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
 use crate::event::{Discard, Event};
 use crate::index::Indices;
 use crate::ip;
@@ -188,10 +188,11 @@ impl Device {
         let peer = &mut self.peers.get_mut(id).ok_or(Discard::NoRoute)?.peer;
         //@ C-STG-4
         let endpoint = peer.endpoint.ok_or(Discard::NoEndpoint)?;
-        if to == endpoint.remote.ip() && peer.made(ip::udp_payload(frame.bytes)) {
+        let payload = ip::udp_payload(frame.bytes);
+        if to == endpoint.remote.ip() && peer.made(payload) {
             return Err(Discard::Looped);
         }
-        let ecn = ip::encapsulated(ip::ecn(frame.bytes));
+        let envelope = envelope(endpoint, id, frame.bytes, payload)?;
         let cut = Splitter::new(&mut frame)?;
         let key = peer.seal_key(now.mono).filter(|_| peer.staging.is_empty());
         let Some((first, key)) = key.and_then(|k| Some((k.reserve(cut.count(), now.mono)?, k))) else {
@@ -206,7 +207,7 @@ impl Device {
         let (mut sent, mut bytes) = (0, 0);
         while sent < cut.count() {
             let count = per_train.min(cut.count() - sent);
-            let Some(train) = out.reserve(endpoint, ecn, stride, count) else { break };
+            let Some(train) = out.reserve(&envelope, stride, count) else { break };
             let mut len = 0;
             for (datagram, i) in train.chunks_mut(stride).zip(sent..sent + count) {
                 let Some(datagram) = datagram.get_mut(..datagram_len(cut.len(i), mtu)) else { break };
@@ -268,8 +269,10 @@ impl Device {
                 stuck = true;
                 break;
             };
-            let ecn = ip::encapsulated(ip::ecn(packet));
-            let Some(slot) = out.reserve(endpoint, ecn, len, 1) else {
+            // Judged when it came; what is left of its hops can be no fewer now.
+            let envelope = envelope(endpoint, id, packet, ip::udp_payload(packet))
+                .unwrap_or(Envelope { peer: Some(id), ..Envelope::new(endpoint) });
+            let Some(slot) = out.reserve(&envelope, len, 1) else {
                 peer.timers.flush_soon(now.mono);
                 break;
             };
@@ -306,6 +309,16 @@ impl Device {
             entry.peer.timers.kept_alive(now.mono);
         }
         self.schedule(id);
+    }
+
+    /// `bytes` of datagrams to this peer ([`Envelope::peer`]) could not be sent after all: they are taken back
+    /// from its count of bytes sent. A peer that is gone meanwhile does not matter.
+    pub fn unsent(&mut self, peer: PeerId, bytes: u64) {
+        //@ C-OUT-6
+        if let Some(entry) = self.peers.get_mut(peer) {
+            let sent = &mut entry.peer.stats.tx_bytes;
+            *sent = sent.saturating_sub(bytes);
+        }
     }
 
     // -- inward ---------------------------------------------------------------------------------------
@@ -380,6 +393,20 @@ impl Device {
         }
         u16::try_from(len).map(Some).map_err(|_| Discard::NotIp)
     }
+}
+
+/// Hops that a message of this protocol loses by going through a tunnel itself.
+const NESTED_HOPS: u8 = 8;
+
+/// What goes round the datagrams of a packet. Tunnels that are routed into each other would hand a message round
+/// for ever, larger each time; so one that goes through a tunnel itself keeps what is left of its hops, less some.
+fn envelope(to: Endpoint, id: PeerId, packet: &[u8], payload: Option<&[u8]>) -> Result<Envelope, Discard> {
+    let nested = payload.is_some_and(wire::claims);
+    let hops = match ip::hops(packet).filter(|_| nested) {
+        Some(hops) => Some(hops.checked_sub(NESTED_HOPS).filter(|&left| left > 0).ok_or(Discard::Looped)?),
+        None => None,
+    };
+    Ok(Envelope { to, peer: Some(id), tos: ip::encapsulated(ip::ecn(packet)) as u8, hops })
 }
 
 #[cfg(test)]

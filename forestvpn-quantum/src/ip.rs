@@ -39,6 +39,14 @@ pub(crate) fn source(packet: &[u8]) -> Option<IpAddr> {
     })
 }
 
+/// TTL or hop limit; `None` when this is no IP packet.
+pub(crate) fn hops(packet: &[u8]) -> Option<u8> {
+    Some(match version(packet)? {
+        Version::V4 => *packet.get(8)?,
+        Version::V6 => *packet.get(7)?,
+    })
+}
+
 /// What follows the UDP header; `None` for other packets, later fragments, and IPv6 with extension headers.
 pub(crate) fn udp_payload(packet: &[u8]) -> Option<&[u8]> {
     const UDP: u8 = 17;

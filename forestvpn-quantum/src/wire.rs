@@ -58,6 +58,13 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     }
 }
 
+/// Does this UDP payload, or the first fragment of one, look like a message of this protocol?
+pub(crate) fn claims(payload: &[u8]) -> bool {
+    payload
+        .first_chunk()
+        .is_some_and(|kind| (TYPE_INITIATION..=TYPE_DATA).contains(&u32::from_le_bytes(*kind)))
+}
+
 /// Tells what a datagram claims to be. `None`: unknown type, non-zero reserved bytes or wrong length.
 pub(crate) fn parse(datagram: &[u8]) -> Option<Message<'_>> {
     //@ C-FMT-1

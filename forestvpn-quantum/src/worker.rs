@@ -208,6 +208,9 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             self.device.handle_timeout(now, &mut self.arena.outlet(&mut self.udp));
         }
         self.arena.flush(&mut self.udp);
+        while let Some((peer, bytes)) = self.arena.poll_unsent() {
+            self.device.unsent(peer, bytes);
+        }
         while let Some(endpoint) = self.udp.poll_lost_source() {
             self.device.forget_local(endpoint);
         }

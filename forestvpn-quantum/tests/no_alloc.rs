@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
-use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, Outbox, Received, Span};
+use forestvpn_quantum::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
 use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerUpdate};
 use forestvpn_quantum::offload::VnetHdr;
 use forestvpn_quantum::time::{Entropy, Instant, Now};
@@ -47,7 +47,7 @@ impl Arena {
 }
 
 impl Outbox for Arena {
-    fn reserve(&mut self, _: Endpoint, _: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, _: &Envelope, stride: usize, count: usize) -> Option<&mut [u8]> {
         if self.sent.len() == self.sent.capacity() {
             return None;
         }

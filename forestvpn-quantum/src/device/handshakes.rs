@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::{Device, PeerId};
-use crate::batch::{Ecn, Endpoint, Outbox};
+use crate::batch::{Endpoint, Envelope, Outbox};
 use crate::event::{Discard, Event};
 use crate::handshake;
 use crate::index::Kind;
@@ -62,7 +62,7 @@ impl Device {
             if !checker.mac2_ok(bytes, &cookie) {
                 //@ C-LOAD-4
                 let reply = checker.reply(bytes, &cookie, &mut *self.entropy);
-                return Err(match send(out, from, &reply) {
+                return Err(match send(out, Envelope::new(from), &reply) {
                     true => Discard::CookieSent,
                     false => Discard::NoRoom,
                 });
@@ -120,7 +120,7 @@ impl Device {
         };
         peer.stats.rx_bytes += INITIATION as u64;
         let roamed = peer.heard(Some(from), now.mono);
-        if send(out, from, &response) {
+        if send(out, handshake_to(from, id), &response) {
             peer.stats.tx_bytes += RESPONSE as u64;
         } else {
             self.discard(Discard::NoRoom, 1);
@@ -172,7 +172,7 @@ impl Device {
         let index = self.indices.allocate(id, Kind::Handshake, &mut *self.entropy);
         match peer.initiate(local, index, now, &mut *self.entropy) {
             Some(message) => {
-                if send(out, endpoint, &message) {
+                if send(out, handshake_to(endpoint, id), &message) {
                     peer.stats.tx_bytes += INITIATION as u64;
                 } else {
                     // The retransmit timer is armed: the loss costs 5 s, not the handshake.
@@ -192,9 +192,17 @@ impl Device {
     }
 }
 
+/// DSCP AF41 on initiations and responses, as the kernel has it.
+const HANDSHAKE_TOS: u8 = 0x88;
+
+const fn handshake_to(to: Endpoint, id: PeerId) -> Envelope {
+    //@ C-LOAD-5
+    Envelope { peer: Some(id), tos: HANDSHAKE_TOS, ..Envelope::new(to) }
+}
+
 /// One handshake datagram; gives whether there was room.
-fn send(out: &mut impl Outbox, to: Endpoint, message: &[u8]) -> bool {
-    match out.reserve(to, Ecn::NotEct, message.len(), 1) {
+fn send(out: &mut impl Outbox, envelope: Envelope, message: &[u8]) -> bool {
+    match out.reserve(&envelope, message.len(), 1) {
         Some(slot) => {
             wire::put(slot, 0, message);
             out.commit(message.len());

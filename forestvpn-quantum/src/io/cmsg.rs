@@ -4,7 +4,7 @@
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use crate::batch::{Ecn, LocalAddr, canonical};
+use crate::batch::{Ecn, Envelope, LocalAddr};
 
 /// Bytes of a `sockaddr_in6`, the longer of the two.
 pub(super) const NAME_LEN: usize = 28;
@@ -79,19 +79,14 @@ fn pktinfo6(data: &[u8]) -> Option<LocalAddr> {
     (!ip.is_unspecified() && !ip.is_multicast()).then(|| LocalAddr { ip: ip.into(), ifindex })
 }
 
-/// Lays out what a datagram to `remote` shall carry: the local address, when one is given and of the same
-/// family, the ECN bits, and the length of each datagram when there are several. Gives the length; 0 when the
-/// kernel's choice will do.
-pub(super) fn build(
-    control: &mut Control,
-    remote: SocketAddr,
-    local: Option<LocalAddr>,
-    ecn: Ecn,
-    segment: Option<u16>,
-) -> usize {
+/// Lays out what goes with a datagram: the local address, when one is given and of the family of the remote one,
+/// TOS and TTL where they are not the default, and the length of each datagram when there are several. Gives the
+/// length; 0 when the kernel's choice will do.
+pub(super) fn build(control: &mut Control, envelope: &Envelope, segment: Option<u16>) -> usize {
     let mut room: &mut [u8] = &mut control.0;
     let mut used = 0;
-    match (remote, local.map(|l| (l.ip, l.ifindex))) {
+    let (remote, v4) = (envelope.to.remote, envelope.to.remote.is_ipv4());
+    match (remote, envelope.to.local.map(|l| (l.ip, l.ifindex))) {
         (SocketAddr::V4(_), Some((IpAddr::V4(ip), ifindex))) => {
             let mut info = [0; 12];
             info[..4].copy_from_slice(&ifindex.to_ne_bytes());
@@ -107,12 +102,14 @@ pub(super) fn build(
         }
         _ => {}
     }
-    if ecn != Ecn::NotEct {
-        let (level, kind) = match remote {
-            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
-            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
-        };
-        used += put(&mut room, level, kind, &(ecn as i32).to_ne_bytes());
+    let level = if v4 { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 };
+    if envelope.tos != 0 {
+        let kind = if v4 { libc::IP_TOS } else { libc::IPV6_TCLASS };
+        used += put(&mut room, level, kind, &i32::from(envelope.tos).to_ne_bytes());
+    }
+    if let Some(hops) = envelope.hops {
+        let kind = if v4 { libc::IP_TTL } else { libc::IPV6_HOPLIMIT };
+        used += put(&mut room, level, kind, &i32::from(hops).to_ne_bytes());
     }
     if let Some(segment) = segment {
         used += put(&mut room, libc::SOL_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
@@ -163,7 +160,7 @@ pub(super) fn decode(name: &[u8; NAME_LEN]) -> Option<SocketAddr> {
         libc::AF_INET6 => {
             let ip: [u8; 16] = name[8..24].try_into().ok()?;
             let scope = u32::from_ne_bytes(name[24..].try_into().ok()?);
-            Some(canonical(SocketAddrV6::new(ip.into(), port, 0, scope).into()))
+            Some(crate::batch::canonical(SocketAddrV6::new(ip.into(), port, 0, scope).into()))
         }
         _ => None,
     }
@@ -179,7 +176,8 @@ mod tests {
 
     fn built(remote: &str, local: Option<LocalAddr>, ecn: Ecn) -> Vec<u8> {
         let mut control = Control([0xff; 128]);
-        let len = build(&mut control, remote.parse().unwrap(), local, ecn, None);
+        let to = crate::batch::Endpoint { remote: remote.parse().unwrap(), local };
+        let len = build(&mut control, &Envelope { tos: ecn as u8, ..Envelope::new(to) }, None);
         control.0[..len].to_vec()
     }
 

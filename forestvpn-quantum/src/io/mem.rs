@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mio::Waker;
 
 use super::{Poller, RxMeta, RxSlots, TunCaps, TunQueue, UdpCaps, UdpCounters, UdpQueue};
-use crate::batch::{Ecn, Endpoint, LocalAddr, Train};
+use crate::batch::{Ecn, Endpoint, LocalAddr, Train, Unsent};
 use crate::offload::VnetHdr;
 
 /// Which calls of a queue fail, and how: each is named by its number, counted from 1, and an `errno`.
@@ -254,24 +254,26 @@ impl UdpQueue for MemUdp {
         if slots.filled() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(slots.filled()) }
     }
 
-    fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
+    fn send(&mut self, trains: &[Train<'_>], unsent: &mut Unsent) -> io::Result<usize> {
         self.faults.send.next()?;
         let mut hosts = lock(&self.hosts);
         let (me, other) = sides(&mut hosts, self.me);
         self.counters.writes += 1;
         let mut taken = 0;
-        self.last_to = trains.last().map(|train| train.to);
+        self.last_to = trains.last().map(|train| train.envelope.to);
         for train in trains {
             let count = train.count();
             if !me.open {
                 self.counters.lost_no_socket += count as u64;
-            } else if train.to.remote != other.addr || !other.open {
+                unsent.note(train, train.bytes.len());
+            } else if train.envelope.to.remote != other.addr || !other.open {
                 self.counters.sent += count as u64;
             } else if other.inbox.queue.len() + count > self.limit {
                 break;
             } else {
+                let (from, ecn) = (Some(me.addr), train.envelope.ecn());
                 for datagram in train.bytes.chunks(train.stride.max(1)) {
-                    other.inbox.push(&[IoSlice::new(datagram)], VnetHdr::default(), Some(me.addr), train.ecn);
+                    other.inbox.push(&[IoSlice::new(datagram)], VnetHdr::default(), from, ecn);
                 }
                 self.counters.sent += count as u64;
             }
@@ -330,6 +332,7 @@ impl UdpQueue for MemUdp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::Envelope;
 
     fn hosts() -> (MemUdp, MemUdp) {
         let (mut a, mut b) =
@@ -340,14 +343,18 @@ mod tests {
     }
 
     fn train<'b>(to: &str, stride: usize, bytes: &'b [u8]) -> Train<'b> {
-        Train { to: Endpoint::new(to.parse().unwrap()), ecn: Ecn::Ect0, stride, bytes }
+        Train {
+            envelope: Envelope { tos: 2, ..Envelope::new(Endpoint::new(to.parse().unwrap())) },
+            stride,
+            bytes,
+        }
     }
 
     #[test]
     fn train_arrives_as_its_datagrams_with_source_and_ecn() {
         let (mut a, mut b) = hosts();
         let mut slots = RxSlots::new(8);
-        assert_eq!(a.send(&[train("192.0.2.2:2000", 2, b"aabbc")]).unwrap(), 1);
+        assert_eq!(a.send(&[train("192.0.2.2:2000", 2, b"aabbc")], &mut Unsent::new()).unwrap(), 1);
         assert_eq!(b.recv(&mut slots).unwrap(), 3);
         let last = slots.received(2).unwrap();
         assert_eq!((&*last.bytes, last.ecn), (&b"c"[..], Ecn::Ect0));
@@ -360,10 +367,13 @@ mod tests {
     fn full_link_takes_no_part_of_a_train_and_a_closed_one_swallows_all() {
         let (mut a, mut b) = hosts();
         let to = "192.0.2.2:2000";
-        assert_eq!(a.send(&[train(to, 1, b"abc"), train(to, 1, b"de")]).unwrap(), 1);
-        assert_eq!(a.send(&[train(to, 1, b"de")]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(a.send(&[train(to, 1, b"abc"), train(to, 1, b"de")], &mut Unsent::new()).unwrap(), 1);
+        assert_eq!(
+            a.send(&[train(to, 1, b"de")], &mut Unsent::new()).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
         b.close();
-        assert_eq!(a.send(&[train(to, 1, b"de")]).unwrap(), 1);
+        assert_eq!(a.send(&[train(to, 1, b"de")], &mut Unsent::new()).unwrap(), 1);
         b.open(0, 0).unwrap();
         assert_eq!(b.recv(&mut RxSlots::new(8)).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }

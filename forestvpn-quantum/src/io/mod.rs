@@ -4,7 +4,7 @@
 use std::io;
 use std::io::IoSlice;
 
-use crate::batch::{Endpoint, Train};
+use crate::batch::{Endpoint, Train, Unsent};
 use crate::offload::VnetHdr;
 
 mod bind;
@@ -129,11 +129,11 @@ pub trait UdpQueue {
     fn recv(&mut self, slots: &mut RxSlots) -> io::Result<usize>;
 
     /// Sends trains in order; gives how many were taken, the rest stays with the caller. A train that can
-    /// never be sent (no route, refused) counts as taken and is counted as lost.
+    /// never be sent (no route, refused) counts as taken, is counted as lost and noted in `unsent`.
     ///
     /// # Errors
     /// `WouldBlock` when there is no room and nothing was taken.
-    fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize>;
+    fn send(&mut self, trains: &[Train<'_>], unsent: &mut Unsent) -> io::Result<usize>;
 
     /// What was granted.
     fn caps(&self) -> UdpCaps;

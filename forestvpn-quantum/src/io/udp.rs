@@ -13,7 +13,7 @@ use super::bind::{Pair, SocketBuffers};
 use super::cmsg::{self, Control, NAME_LEN};
 use super::fd::wait_writable;
 use super::{Offloads, Poller, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
-use crate::batch::{Endpoint, Train, canonical};
+use crate::batch::{Endpoint, Envelope, Train, Unsent, canonical};
 
 /// Datagrams per system call.
 const BATCH: usize = 64;
@@ -90,7 +90,7 @@ struct Segmenting {
 impl Segmenting {
     /// How many datagrams of the train may go in one send.
     fn per_send(&self, train: &Train<'_>) -> usize {
-        if self.most == 1 || train.count() == 1 || self.refused.contains(&train.to.remote) {
+        if self.most == 1 || train.count() == 1 || self.refused.contains(&train.envelope.to.remote) {
             return 1;
         }
         (MAX_SEND / train.stride.max(1)).clamp(1, self.most)
@@ -208,7 +208,7 @@ impl UdpQueue for Udp {
         Ok(if filled == room { slots.count() } else { slots.filled() })
     }
 
-    fn send(&mut self, trains: &[Train<'_>]) -> io::Result<usize> {
+    fn send(&mut self, trains: &[Train<'_>], unsent: &mut Unsent) -> io::Result<usize> {
         let Self { pair, tx, again, segmenting, lost_sources, counters, .. } = self;
         let mut sender = Sender {
             tx,
@@ -220,11 +220,13 @@ impl UdpQueue for Udp {
             trains,
             lost_sources,
             counters,
+            unsent,
         };
         let mut socket = None;
         for (owner, train) in trains.iter().enumerate() {
-            let Some(fd) = pair.as_ref().and_then(|pair| pair.towards(&train.to.remote)) else {
+            let Some(fd) = pair.as_ref().and_then(|pair| pair.towards(&train.envelope.to.remote)) else {
                 sender.counters.lost_no_socket += train.count() as u64;
+                sender.unsent.note(train, train.bytes.len());
                 continue;
             };
             let change = socket.is_some_and(|open: BorrowedFd<'_>| open.as_raw_fd() != fd.as_raw_fd());
@@ -338,6 +340,7 @@ struct Sender<'a, 'b> {
     trains: &'a [Train<'b>],
     lost_sources: &'a mut Vec<Endpoint>,
     counters: &'a mut UdpCounters,
+    unsent: &'a mut Unsent,
 }
 
 impl<'b> Sender<'_, 'b> {
@@ -373,12 +376,13 @@ impl<'b> Sender<'_, 'b> {
             (header.msg_control, header.msg_controllen) = (known.msg_control, known.msg_controllen);
             return;
         }
-        let to = Endpoint { remote: canonical(train.to.remote), ..train.to };
-        let local = to.local.filter(|_| !self.lost_sources.contains(&train.to));
-        let (name, name_len) = cmsg::encode(to.remote);
+        let mut envelope = train.envelope;
+        envelope.to.remote = canonical(envelope.to.remote);
+        envelope.to.local = envelope.to.local.filter(|_| !self.lost_sources.contains(&train.envelope.to));
+        let (name, name_len) = cmsg::encode(envelope.to.remote);
         message.name = name;
         let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
-        let said = cmsg::build(&mut message.control, to.remote, local, train.ecn, segment);
+        let said = cmsg::build(&mut message.control, &envelope, segment);
         header.msg_name = (&raw mut message.name).cast();
         header.msg_namelen = name_len as _;
         header.msg_control = (&raw mut message.control).cast();
@@ -421,11 +425,11 @@ impl<'b> Sender<'_, 'b> {
                     let _ = wait_writable(socket, FULL_WAIT);
                 }
                 libc::EAGAIN => {
-                    self.counters.lost_full += self.datagrams(at, self.used);
+                    self.counters.lost_full += self.lose(at, self.used);
                     break;
                 }
                 libc::ENOBUFS | libc::ENOMEM => {
-                    self.counters.lost_full += self.datagrams(at, at + 1);
+                    self.counters.lost_full += self.lose(at, at + 1);
                     at += 1;
                 }
                 //@ C-OUT-7
@@ -441,7 +445,7 @@ impl<'b> Sender<'_, 'b> {
                 // Both have been seen to pass: once more, before a datagram is given up.
                 libc::EIO | libc::EINVAL if retried != Some(at) => retried = Some(at),
                 _ => {
-                    self.counters.lost_refused += self.datagrams(at, at + 1);
+                    self.counters.lost_refused += self.lose(at, at + 1);
                     at += 1;
                 }
             }
@@ -458,6 +462,17 @@ impl<'b> Sender<'_, 'b> {
         (from..to).filter_map(of).sum()
     }
 
+    /// Messages `from..to` are given up: their peers are told. Gives how many datagrams that were.
+    fn lose(&mut self, from: usize, to: usize) -> u64 {
+        for i in from..to {
+            let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
+            if let Some((train, piece)) = train.zip(self.pieces.get(i)) {
+                self.unsent.note(train, piece.len());
+            }
+        }
+        self.datagrams(from, to)
+    }
+
     /// Does message `at` ask the kernel to cut?
     fn is_whole(&self, at: usize) -> bool {
         let train = self.owners.get(at).and_then(|&owner| self.trains.get(owner));
@@ -471,7 +486,7 @@ impl<'b> Sender<'_, 'b> {
         let (Some(&owner), Some(&piece)) = (self.owners.get(at), self.pieces.get(at)) else { return };
         let Some(train) = self.trains.get(owner) else { return };
         self.counters.gso_fallbacks += 1;
-        self.segmenting.give_up(error, train.to.remote);
+        self.segmenting.give_up(error, train.envelope.to.remote);
         let Some(again) = self.again.take() else { return };
         let mut single = Sender {
             tx: &mut *again,
@@ -483,6 +498,7 @@ impl<'b> Sender<'_, 'b> {
             trains: self.trains,
             lost_sources: self.lost_sources,
             counters: self.counters,
+            unsent: self.unsent,
         };
         for datagram in piece.chunks(train.stride.max(1)) {
             if single.used == BATCH {
@@ -495,7 +511,7 @@ impl<'b> Sender<'_, 'b> {
     }
 
     fn endpoint(&self, message: usize) -> Option<Endpoint> {
-        self.owners.get(message).and_then(|&owner| self.trains.get(owner)).map(|train| train.to)
+        self.owners.get(message).and_then(|&owner| self.trains.get(owner)).map(|train| train.envelope.to)
     }
 
     /// Takes the local address off the messages from `at` on that go to the same endpoint. False when there
@@ -504,11 +520,12 @@ impl<'b> Sender<'_, 'b> {
         let Some(to) = self.endpoint(at).filter(|to| to.local.is_some()) else { return false };
         for i in at..self.used {
             let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
-            let Some(train) = train.filter(|train| train.to == to) else { continue };
+            let Some(train) = train.filter(|train| train.envelope.to == to) else { continue };
+            let envelope = Envelope { to: Endpoint { local: None, ..to }, ..train.envelope };
             if let (Some(message), Some(header)) = (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i)) {
                 let whole = self.pieces.get(i).is_some_and(|piece| piece.len() > train.stride);
                 let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
-                let said = cmsg::build(&mut message.control, to.remote, None, train.ecn, segment);
+                let said = cmsg::build(&mut message.control, &envelope, segment);
                 header.msg_hdr.msg_control = (&raw mut message.control).cast();
                 header.msg_hdr.msg_controllen = said as _;
             }
@@ -547,7 +564,7 @@ mod tests {
     }
 
     fn train(to: SocketAddr, stride: usize, bytes: &[u8]) -> Train<'_> {
-        Train { to: Endpoint::new(to), ecn: Ecn::NotEct, stride, bytes }
+        Train { envelope: Envelope::new(Endpoint::new(to)), stride, bytes }
     }
 
     /// Loopback delivers at once, yet on a busy machine not always before the next line.
@@ -606,7 +623,8 @@ mod tests {
         socket.send_to(b"hello", ("127.0.0.2", port)).unwrap();
         recv(&mut udp, &mut slots);
         let from = slots.received(0).unwrap().from;
-        udp.send(&[Train { to: from, ecn: Ecn::NotEct, stride: 3, bytes: b"yes" }]).unwrap();
+        udp.send(&[Train { envelope: Envelope::new(from), stride: 3, bytes: b"yes" }], &mut Unsent::new())
+            .unwrap();
         assert_eq!(heard(&socket), (b"yes".to_vec(), ("127.0.0.2".parse::<IpAddr>().unwrap(), port).into()));
         assert_eq!(udp.poll_lost_source(), None);
     }
@@ -618,7 +636,8 @@ mod tests {
         let (socket, addr) = peer("127.0.0.1:0");
         let gone = LocalAddr { ip: "203.0.113.9".parse().unwrap(), ifindex: 0 };
         let to = Endpoint { local: Some(gone), ..Endpoint::new(addr) };
-        udp.send(&[Train { to, ecn: Ecn::NotEct, stride: 1, bytes: b"abc" }]).unwrap();
+        udp.send(&[Train { envelope: Envelope::new(to), stride: 1, bytes: b"abc" }], &mut Unsent::new())
+            .unwrap();
         for expected in [b"a", b"b", b"c"] {
             let from: SocketAddr = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
             assert_eq!(heard(&socket), (expected.to_vec(), from));
@@ -636,7 +655,8 @@ mod tests {
         for (_, to) in families() {
             let to = Endpoint::new((to.parse::<IpAddr>().unwrap(), port).into());
             for ecn in [Ecn::Ect0, Ecn::Ce, Ecn::NotEct] {
-                a.send(&[Train { to, ecn, stride: 1, bytes: b"x" }]).unwrap();
+                let envelope = Envelope { tos: ecn as u8, ..Envelope::new(to) };
+                a.send(&[Train { envelope, stride: 1, bytes: b"x" }], &mut Unsent::new()).unwrap();
                 recv(&mut b, &mut slots);
                 assert_eq!(slots.received(0).unwrap().ecn, ecn);
             }
@@ -650,7 +670,7 @@ mod tests {
         let (six, six_addr) = peer(families().last().unwrap().0);
         let bytes: Vec<u8> = (0..201).collect();
         let trains = [train(four_addr, 2, &bytes), train(six_addr, 50, &bytes), train(four_addr, 7, b"end")];
-        assert_eq!(udp.send(&trains).unwrap(), 3);
+        assert_eq!(udp.send(&trains, &mut Unsent::new()).unwrap(), 3);
         for chunk in bytes.chunks(2).chain([&b"end"[..]]) {
             assert_eq!(heard(&four).0, chunk);
         }
@@ -674,7 +694,7 @@ mod tests {
             let port = b.open(0, 0).unwrap();
             let bytes: Vec<u8> = (0..1452 * 40 + 700).map(|i| (i % 253) as u8).collect();
             let to = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
-            assert_eq!(a.send(&[train(to, 1452, &bytes)]).unwrap(), 1);
+            assert_eq!(a.send(&[train(to, 1452, &bytes)], &mut Unsent::new()).unwrap(), 1);
             let mut slots = RxSlots::new(64);
             let mut heard = Vec::new();
             while heard.len() < 41 {
@@ -757,7 +777,7 @@ mod tests {
     fn closed_sockets_and_unreachable_peers_are_counted_and_end_nothing() {
         let mut udp = Udp::new();
         let nobody: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        assert_eq!(udp.send(&[train(nobody, 1, b"ab")]).unwrap(), 1);
+        assert_eq!(udp.send(&[train(nobody, 1, b"ab")], &mut Unsent::new()).unwrap(), 1);
         assert_eq!(udp.counters().lost_no_socket, 2);
         assert!(udp.recv(&mut RxSlots::new(1)).is_err());
 
@@ -765,11 +785,11 @@ mod tests {
         let mut slots = RxSlots::new(1);
         for _ in 0..10 {
             // ICMP port unreachable comes back each time.
-            assert_eq!(udp.send(&[train(nobody, 1, b"a")]).unwrap(), 1);
+            assert_eq!(udp.send(&[train(nobody, 1, b"a")], &mut Unsent::new()).unwrap(), 1);
             assert_eq!(udp.recv(&mut slots).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         }
         let zero: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        udp.send(&[train(zero, 1, b"a"), train(nobody, 65_508, &[0; 65_508])]).unwrap();
+        udp.send(&[train(zero, 1, b"a"), train(nobody, 65_508, &[0; 65_508])], &mut Unsent::new()).unwrap();
         assert_eq!(udp.counters().lost_refused, 2);
     }
 
@@ -812,7 +832,7 @@ mod tests {
             let bytes: Vec<u8> = (0..34_768).map(|i| (i % 251) as u8).collect();
             for (_, to) in families() {
                 let to = (to.parse::<IpAddr>().unwrap(), port).into();
-                a.send(&[train(to, bytes.len(), &bytes)]).unwrap();
+                a.send(&[train(to, bytes.len(), &bytes)], &mut Unsent::new()).unwrap();
                 recv(&mut b, &mut slots);
                 assert_eq!(slots.received(0).unwrap().bytes, bytes);
             }
@@ -827,10 +847,10 @@ mod tests {
             let (mut b, port) = opened();
             let to = SocketAddr::from(([10, 7, 0, 1], port));
             let mut slots = RxSlots::new(8);
-            a.send(&[train(to, 1, b"abc")]).unwrap();
+            a.send(&[train(to, 1, b"abc")], &mut Unsent::new()).unwrap();
             assert_eq!((a.counters().sent, a.counters().lost_refused), (0, 3));
             run("ip addr add 10.7.0.1/32 dev lo");
-            a.send(&[train(to, 1, b"d")]).unwrap();
+            a.send(&[train(to, 1, b"d")], &mut Unsent::new()).unwrap();
             recv(&mut b, &mut slots);
             assert_eq!(slots.received(0).unwrap().bytes, b"d");
         });
@@ -846,7 +866,7 @@ mod tests {
             let mut slots = RxSlots::new(8);
             let six: SocketAddr = ("2001:db8::1".parse::<IpAddr>().unwrap(), port).into();
             let four: SocketAddr = ("127.0.0.1".parse::<IpAddr>().unwrap(), port).into();
-            a.send(&[train(six, 1, b"x"), train(four, 1, b"y")]).unwrap();
+            a.send(&[train(six, 1, b"x"), train(four, 1, b"y")], &mut Unsent::new()).unwrap();
             recv(&mut b, &mut slots);
             assert_eq!(slots.received(0).unwrap().bytes, b"y");
             assert_eq!(a.counters().lost_refused + a.counters().lost_no_socket, 1);
@@ -860,7 +880,7 @@ mod tests {
         assert!(!udp.has_ipv6());
         let (four, addr) = peer("127.0.0.1:0");
         let six: SocketAddr = "[2001:db8::1]:1".parse().unwrap();
-        assert_eq!(udp.send(&[train(six, 1, b"xx"), train(addr, 1, b"y")]).unwrap(), 2);
+        assert_eq!(udp.send(&[train(six, 1, b"xx"), train(addr, 1, b"y")], &mut Unsent::new()).unwrap(), 2);
         assert_eq!(heard(&four).0, b"y");
         assert_eq!(udp.counters().lost_no_socket, 2);
     }

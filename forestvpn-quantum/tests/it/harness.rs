@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forestvpn_quantum::batch::{Ecn, Endpoint, Frame, LocalAddr, Outbox, Received, Span};
+use forestvpn_quantum::batch::{Ecn, Endpoint, Envelope, Frame, LocalAddr, Outbox, Received, Span};
 use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerSnapshot, PeerUpdate};
 use forestvpn_quantum::offload::VnetHdr;
 use forestvpn_quantum::time::{Entropy, Instant, Now};
-use forestvpn_quantum::{Device, DeviceConfig, Discard, Event, PrivateKey, PublicKey};
+use forestvpn_quantum::{Device, DeviceConfig, Discard, Event, PeerId, PrivateKey, PublicKey};
 
 /// Wall clock at virtual time zero.
 pub const EPOCH: Duration = Duration::from_secs(1_700_000_000);
@@ -41,8 +41,8 @@ impl Entropy for Seeded {
 /// Collects datagrams.
 #[derive(Default)]
 pub struct Collect {
-    pub sent: Vec<(Endpoint, Ecn, Vec<u8>)>,
-    open: Option<(Endpoint, Ecn, usize, Vec<u8>)>,
+    pub sent: Vec<(Envelope, Vec<u8>)>,
+    open: Option<(Envelope, usize, Vec<u8>)>,
     /// Reservations refused from now on when set.
     pub full: bool,
 }
@@ -55,16 +55,16 @@ impl Collect {
 }
 
 impl Outbox for Collect {
-    fn reserve(&mut self, to: Endpoint, ecn: Ecn, stride: usize, count: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, envelope: &Envelope, stride: usize, count: usize) -> Option<&mut [u8]> {
         if self.full {
             return None;
         }
-        self.open = Some((to, ecn, stride, vec![0xaa; stride * count]));
-        self.open.as_mut().map(|o| &mut o.3[..])
+        self.open = Some((*envelope, stride, vec![0xaa; stride * count]));
+        self.open.as_mut().map(|o| &mut o.2[..])
     }
     fn commit(&mut self, len: usize) {
-        let (to, ecn, stride, bytes) = self.open.take().unwrap();
-        bytes[..len].chunks(stride).for_each(|d| self.sent.push((to, ecn, d.to_vec())));
+        let (envelope, stride, bytes) = self.open.take().unwrap();
+        bytes[..len].chunks(stride).for_each(|d| self.sent.push((envelope, d.to_vec())));
     }
 }
 
@@ -75,6 +75,10 @@ pub struct Sent {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub ecn: Ecn,
+    /// Whose count it is on.
+    pub peer: Option<PeerId>,
+    pub tos: u8,
+    pub hops: Option<u8>,
     /// The local address it was sent from, when the device asked for one.
     pub local: Option<LocalAddr>,
     pub bytes: Vec<u8>,
@@ -216,7 +220,7 @@ impl World {
         let mut out = Collect::default();
         let update = DeviceUpdate { peers: vec![peer], ..Default::default() };
         device.configure(&update, self.now(), &mut out).unwrap();
-        out.sent.remove(0).2
+        out.sent.remove(0).1
     }
 
     /// Two hosts that are each other's peer; both know where the other is.
@@ -262,8 +266,9 @@ impl World {
 
     fn transmit(&mut self, host: usize, out: Collect) {
         let from = self.hosts[host].addr;
-        for (to, ecn, bytes) in out.sent {
-            let sent = Sent { at: self.t, from, to: to.remote, ecn, local: to.local, bytes };
+        for (Envelope { to, peer, tos, hops }, bytes) in out.sent {
+            let ecn = Ecn::from_bits(tos);
+            let sent = Sent { at: self.t, from, to: to.remote, peer, ecn, tos, hops, local: to.local, bytes };
             self.log.push(sent.clone());
             match (self.filter)(&sent) {
                 Fate::Pass => self.flying.push_back((self.t, sent)),

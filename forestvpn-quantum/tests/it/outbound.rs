@@ -191,6 +191,69 @@ fn tx_bytes_counts_whole_udp_payloads() {
 
 //@test C-OUT-6
 #[test]
+fn bytes_that_could_not_be_sent_are_taken_back() {
+    let mut w = World::pair();
+    w.connect(A, B);
+    let before = w.peer(A, B).tx_bytes;
+    w.send(A, &packet(A, B, &[0; 56])).unwrap();
+    let id = w.last(A, 4).peer.unwrap();
+    w.hosts[A].device.unsent(id, 128);
+    assert_eq!(w.peer(A, B).tx_bytes, before);
+    // A count that nobody sent does not wrap.
+    w.hosts[A].device.unsent(id, u64::MAX);
+    assert_eq!(w.peer(A, B).tx_bytes, 0);
+}
+
+/// A UDP packet from `A` to `B` that holds a data message of somebody else's tunnel.
+fn nested(hops: u8, ipv6: bool) -> Vec<u8> {
+    let mut message = [0; 48];
+    (message[0], message[4]) = (4, 0x77);
+    let udp = [&[0x12, 0x34, 0x12, 0x35, 0, 56, 0, 0], &message[..]].concat();
+    let mut whole = if ipv6 { packet6(A, B, &udp) } else { packet(A, B, &message) };
+    let (protocol, ttl) = if ipv6 { (6, 7) } else { (9, 8) };
+    (whole[protocol], whole[ttl]) = (17, hops);
+    whole
+}
+
+#[test]
+fn a_message_that_goes_through_another_tunnel_loses_hops_until_it_is_dropped() {
+    let mut w = World::pair();
+    allow6(&mut w, A, B);
+    w.connect(A, B);
+    for ipv6 in [false, true] {
+        for (inner, outer) in [(255, 247), (64, 56), (9, 1)] {
+            w.send(A, &nested(inner, ipv6)).unwrap();
+            assert_eq!(w.last(A, 4).hops, Some(outer), "{inner}");
+        }
+        for inner in [8, 1, 0] {
+            assert_eq!(w.send(A, &nested(inner, ipv6)), Err(Discard::Looped), "{inner}");
+        }
+        // Anything else leaves with the system's default, however near its end it is.
+        let mut other = nested(2, ipv6);
+        let payload = other.len() - 48;
+        other[payload] = 5;
+        w.send(A, &other).unwrap();
+        assert_eq!(w.last(A, 4).hops, None);
+    }
+}
+
+//@test C-LOAD-5
+#[test]
+fn handshake_messages_carry_af41_and_the_rest_does_not() {
+    let mut w = World::pair();
+    w.connect(A, B);
+    let tos = |kind| w.log.iter().filter(|s| s.bytes[0] == kind).map(|s| s.tos).collect::<Vec<_>>();
+    assert_eq!((tos(1), tos(2)), (vec![0x88], vec![0x88]));
+    assert!(tos(4).iter().all(|&tos| tos == 0));
+    let mut w = World::pair();
+    crate::cookies::load(&mut w, B);
+    w.send(A, &packet(A, B, b"x")).unwrap();
+    w.settle();
+    assert_eq!(w.last(B, 3).tos, 0);
+}
+
+//@test C-OUT-6
+#[test]
 fn cookie_replies_belong_to_no_peer() {
     let mut w = World::pair();
     crate::cookies::load(&mut w, B);

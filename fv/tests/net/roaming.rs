@@ -69,9 +69,10 @@ fn f42_a_transfer_goes_on_through_a_change_of_address() {
     pair.right.host.ping(LEFT4, 2);
 }
 
-/// F45: neither "port unreachable" nor "network unreachable" ends anything.
+/// F45: neither "port unreachable" nor "network unreachable" ends anything, and what was not sent is not counted.
 #[test]
 #[ignore = "needs root: task test:net"]
+//@test C-OUT-6
 fn f45_unreachable_ports_and_networks_are_got_over() {
     if !ready(&[]) {
         return;
@@ -79,9 +80,12 @@ fn f45_unreachable_ports_and_networks_are_got_over() {
     let mut pair = Pair::new(Program::Fv, Program::Fv);
     pair.left.host.ping(RIGHT4, 1);
     // The network goes away for a while: its route and the cable itself.
+    let sent = |pair: &Pair| pair.left.node.transfer(pair.right_key()).1;
+    let before = sent(&pair);
     pair.left.host.ip("link set wire down");
     assert_eq!(pair.left.host.pings(RIGHT4, 10), 0);
     assert!(pair.left.node.running(), "ended by an unreachable network");
+    assert_eq!(sent(&pair), before, "counted what was not sent");
     pair.left.host.ip("link set wire up");
     assert!(within(Duration::from_secs(8), || pair.left.host.pings(RIGHT4, 1) == 1), "no way back");
     pair.right.host.ping(LEFT4, 1);
