@@ -15,8 +15,8 @@ use crate::io::UdpQueue;
 const CAPACITY: usize = 2 * (65_536 + 32);
 /// Trains kept before they are sent.
 const MAX_TRAINS: usize = 64;
-/// Trains handed to the socket at once.
-const ROW: usize = 16;
+/// Trains handed to the socket at once; few, as a lone packet pays for them.
+const ROW: usize = 8;
 /// Most datagrams of one train, as UDP_SEGMENT has it on every kernel.
 const MAX_SEGMENTS: usize = 64;
 /// Most bytes of one train: what one UDP send over IPv4 can carry.
@@ -88,6 +88,9 @@ impl Arena {
 
     /// Sends all of it.
     pub(crate) fn flush<U: UdpQueue>(&mut self, udp: &mut U) {
+        if self.trains.is_empty() {
+            return;
+        }
         let nobody = Envelope::new(Endpoint::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))));
         let none = Train { envelope: nobody, stride: 0, bytes: &[] };
         for group in self.trains.chunks(ROW) {

@@ -271,7 +271,7 @@ impl Device {
             };
             // Judged when it came; what is left of its hops can be no fewer now.
             let envelope = envelope(endpoint, id, packet, ip::udp_payload(packet))
-                .unwrap_or(Envelope { peer: Some(id), ..Envelope::new(endpoint) });
+                .unwrap_or_else(|_| Envelope { peer: Some(id), ..Envelope::new(endpoint) });
             let Some(slot) = out.reserve(&envelope, len, 1) else {
                 peer.timers.flush_soon(now.mono);
                 break;

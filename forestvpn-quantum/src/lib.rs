@@ -21,6 +21,8 @@ pub mod batch;
 pub mod config;
 mod cookie;
 mod crypto;
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod delivery;
 pub mod device;
 mod event;
 #[cfg(all(feature = "io", target_os = "linux"))]

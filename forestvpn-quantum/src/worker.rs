@@ -6,19 +6,17 @@
 
 use core::fmt;
 use std::io;
-use std::io::IoSlice;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
 use crate::arena::Arena;
 use crate::batch::{Frame, Span};
 use crate::config::{DeviceSnapshot, DeviceUpdate};
+use crate::delivery::Delivery;
 use crate::device::{ConfigError, Device};
 use crate::event::{Discard, Event};
 use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox};
-use crate::io::{Poller, RxSlots, TunQueue, UdpQueue, device_gone};
+use crate::io::{Poller, Ready, RxSlots, TunQueue, UdpQueue, device_gone};
 use crate::key::PublicKey;
-use crate::offload::VnetHdr;
-use crate::offload::coalesce::{Coalescer, MAX_PARTS};
 use crate::time::{Clock, Instant, Now};
 
 /// Datagrams read per turn.
@@ -31,6 +29,8 @@ const BYTES_PER_TURN: usize = 128 << 10;
 const FRAME: usize = 65_536;
 /// Most data messages that fit one receive slot: 65 536 bytes of messages of 32 bytes.
 const MAX_SPANS: usize = 2048;
+/// Most data messages that fit a slot of 2 KiB.
+const NEAR_SPANS: usize = 64;
 /// Events that wait to be read; one more is dropped.
 const MAX_EVENTS: usize = 1024;
 
@@ -79,14 +79,6 @@ impl std::error::Error for Fatal {
 struct TunCounters {
     read: u64,
     read_errors: u64,
-    written: u64,
-    /// Writes of several packets at once, and how many packets those were.
-    merged_writes: u64,
-    merged_packets: u64,
-    /// Merged writes that the kernel refused; the packets were written singly.
-    merge_fallbacks: u64,
-    lost_down: u64,
-    lost_refused: u64,
 }
 
 /// A whole datapath: one TUN queue, one UDP socket pair, one thread.
@@ -99,11 +91,11 @@ pub struct Worker<T, U, C> {
     poller: Poller,
     /// Dropped when the worker ends, so that whoever asks it something learns that.
     inbox: Option<Inbox>,
+    /// What is worth a read this turn.
+    ready: Ready,
     slots: RxSlots,
     spans: Vec<Span>,
-    coalescer: Coalescer,
-    /// Packets of one flow are joined for the TUN device; off for good once the kernel refused one.
-    merging: bool,
+    delivery: Delivery,
     frame: Box<[u8]>,
     arena: Arena,
     tun_counters: TunCounters,
@@ -131,10 +123,10 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             clock,
             poller,
             inbox: Some(inbox),
+            ready: Ready::ALL,
             slots: RxSlots::new(RX_SLOTS),
             spans: Vec::with_capacity(MAX_SPANS),
-            coalescer: Coalescer::new(MAX_SPANS),
-            merging,
+            delivery: Delivery::new(MAX_SPANS, merging),
             frame: vec![0; FRAME].into_boxed_slice(),
             arena: Arena::new(),
             tun_counters: TunCounters::default(),
@@ -148,7 +140,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
 
     /// Whether received TCP segments of one flow are joined into one write, where the TUN device takes that.
     pub fn set_merging(&mut self, on: bool) {
-        self.merging = on && self.tun.caps().tso;
+        self.delivery.set_merging(on && self.tun.caps().tso);
     }
 
     /// From now on events, with the key of the peer they are about, come out here; at most 1024 wait.
@@ -181,15 +173,18 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
 
     fn work(&mut self) -> Result<(), Fatal> {
         loop {
-            let deadline = match self.turn()? {
+            let now = self.clock.now();
+            let deadline = match self.round(now)? {
                 _ if self.stopped => return Ok(()),
-                Park::Busy => continue,
+                Park::Busy => {
+                    self.ready = Ready::ALL;
+                    continue;
+                }
                 Park::Until(deadline) => Some(deadline),
                 Park::Idle => None,
             };
-            let now = self.clock.now().mono;
-            let parked = self.poller.park(now, deadline);
-            parked.map_err(|source| Fatal::Os { action: "cannot wait for packets", source })?;
+            let parked = self.poller.park(now.mono, deadline);
+            self.ready = parked.map_err(|source| Fatal::Os { action: "cannot wait for packets", source })?;
         }
     }
 
@@ -198,12 +193,21 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     /// # Errors
     /// [`Fatal`].
     pub fn turn(&mut self) -> Result<Park, Fatal> {
+        self.ready = Ready::ALL;
         let now = self.clock.now();
+        self.round(now)
+    }
+
+    /// A turn that passes by the queues that are known to be dry.
+    fn round(&mut self, now: Now) -> Result<Park, Fatal> {
         if self.inbox.as_ref().is_some_and(Inbox::is_posted) {
             self.obey(now);
+            // The sockets may be others now.
+            self.ready = Ready::ALL;
         }
+        self.udp.stirred(self.ready);
         let more_in = self.inward(now)?;
-        let more_out = self.outward(now)?;
+        let more_out = self.ready.tun && self.outward(now)?;
         if self.device.poll_timeout().is_some_and(|at| at <= now.mono) {
             self.device.handle_timeout(now, &mut self.arena.outlet(&mut self.udp));
         }
@@ -234,54 +238,37 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         //@ C-IN-6
         let (filled, count) = (self.slots.filled(), self.slots.count());
         for i in 0..filled {
+            // Short datagrams lie beside each other: packets of one flow are joined across them.
+            let place = self.slots.place(i);
+            if place.is_none() || self.spans.len() + NEAR_SPANS > MAX_SPANS {
+                self.deliver(None)?;
+            }
             let Some(received) = self.slots.received(i) else { break };
-            self.spans.clear();
+            let before = self.spans.len();
             self.device.inbound(now, received, &mut self.spans, &mut self.arena.outlet(&mut self.udp));
-            self.deliver(i)?;
+            match place {
+                Some(place) => {
+                    for span in self.spans.iter_mut().skip(before) {
+                        span.at = span.at.saturating_add(place as u32);
+                    }
+                }
+                None => self.deliver(Some(i))?,
+            }
         }
+        self.deliver(None)?;
         Ok(used >= count)
     }
 
-    /// Writes the packets that lie in slot `i` to the TUN device.
-    fn deliver(&mut self, i: usize) -> Result<(), Fatal> {
-        let Self { tun, slots, spans, coalescer, tun_counters, .. } = self;
-        let Some(received) = slots.received(i) else { return Ok(()) };
-        let bytes = received.bytes;
-        if !self.merging || spans.len() < 2 {
-            return spans.iter().try_for_each(|span| write_one(tun, bytes, span, tun_counters));
+    /// Writes the packets that lie in slot `i`, or in the short slots, to the TUN device.
+    fn deliver(&mut self, i: Option<usize>) -> Result<(), Fatal> {
+        let bytes = match i {
+            Some(i) => self.slots.received(i).map(|received| received.bytes),
+            None => Some(self.slots.near()),
+        };
+        if let Some(bytes) = bytes.filter(|_| !self.spans.is_empty()) {
+            self.delivery.write(&mut self.tun, bytes, &self.spans)?;
         }
-        for n in 0..coalescer.plan(bytes, spans) {
-            let Some(write) = coalescer.write(n, bytes, spans) else { continue };
-            if write.hdr == VnetHdr::default() {
-                let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
-                members.try_for_each(|span| write_one(tun, bytes, span, tun_counters))?;
-                continue;
-            }
-            let mut parts = [IoSlice::new(&[]); MAX_PARTS];
-            let mut used = 0;
-            for (place, range) in parts.iter_mut().zip(coalescer.parts(&write, spans)) {
-                *place = IoSlice::new(bytes.get(range).unwrap_or_default());
-                used += 1;
-            }
-            match tun.send(&write.hdr, parts.get(..used).unwrap_or_default()) {
-                Ok(()) => {
-                    tun_counters.merged_writes += 1;
-                    tun_counters.merged_packets += used as u64;
-                    tun_counters.written += used as u64;
-                }
-                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
-                Err(e) if e.raw_os_error() == Some(libc::EIO) => tun_counters.lost_down += used as u64,
-                Err(_) => {
-                    // Some kernels take the virtio header and refuse what it says: the same packets go singly,
-                    // and nothing is joined any more.
-                    tun_counters.merge_fallbacks += 1;
-                    self.merging = false;
-                    coalescer.split_up(&write, bytes, spans);
-                    let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
-                    members.try_for_each(|span| write_one(tun, bytes, span, tun_counters))?;
-                }
-            }
-        }
+        self.spans.clear();
         Ok(())
     }
 
@@ -289,6 +276,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
 
     /// Whether more may wait.
     fn outward(&mut self, now: Now) -> Result<bool, Fatal> {
+        let woken = self.ready != Ready::ALL;
         let Self { device, tun, udp, frame, arena, tun_counters, .. } = self;
         let (mut frames, mut bytes, mut errors) = (0, 0, 0);
         while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
@@ -309,6 +297,10 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             let Some(bytes) = frame.get_mut(..len) else { continue };
             // Why a packet is not let through is counted by the device.
             let _ = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp));
+            if woken && frames == 1 {
+                // The first one after a pause does not wait to see whether more follow.
+                arena.flush(udp);
+            }
         }
         Ok(errors < frames)
     }
@@ -375,7 +367,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
 
     fn counters(&self) -> Counters {
         let discards = Discard::ALL.iter().zip(self.device.discards()).map(|(&(_, name), &n)| (name, n));
-        let (udp, tun) = (self.udp.counters(), self.tun_counters);
+        let (udp, tun, written) = (self.udp.counters(), self.tun_counters, self.delivery.counters());
         let io = [
             ("udp_received", udp.received),
             ("udp_truncated", udp.truncated),
@@ -390,12 +382,12 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             ("udp_writes", udp.writes),
             ("tun_read", tun.read),
             ("tun_read_errors", tun.read_errors),
-            ("tun_written", tun.written),
-            ("tun_merged_writes", tun.merged_writes),
-            ("tun_merged_packets", tun.merged_packets),
-            ("tun_merge_fallbacks", tun.merge_fallbacks),
-            ("tun_lost_down", tun.lost_down),
-            ("tun_lost_refused", tun.lost_refused),
+            ("tun_written", written.written),
+            ("tun_merged_writes", written.merged_writes),
+            ("tun_merged_packets", written.merged_packets),
+            ("tun_merge_fallbacks", written.merge_fallbacks),
+            ("tun_lost_down", written.lost_down),
+            ("tun_lost_refused", written.lost_refused),
         ];
         Counters(discards.chain(io).collect())
     }
@@ -411,25 +403,6 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             let _ = events.try_send((event, self.device.public_key(id)));
         }
     }
-}
-
-/// Writes one packet, with the virtio header laid into the message header that is dead by now.
-fn write_one<T: TunQueue>(
-    tun: &mut T,
-    bytes: &mut [u8],
-    span: &Span,
-    counters: &mut TunCounters,
-) -> Result<(), Fatal> {
-    let at = span.at as usize;
-    let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
-    let Some(room) = bytes.get_mut(room) else { return Ok(()) };
-    match tun.send_plain(room) {
-        Ok(()) => counters.written += 1,
-        Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
-        Err(e) if e.raw_os_error() == Some(libc::EIO) => counters.lost_down += 1,
-        Err(_) => counters.lost_refused += 1,
-    }
-    Ok(())
 }
 
 const fn refused(error: ConfigError) -> ConfigureError {

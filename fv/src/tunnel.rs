@@ -75,7 +75,8 @@ impl Tunnel {
         let link = Link::new(&tun)?;
         let config = DeviceConfig { mtu: DEFAULT_MTU, ..DeviceConfig::default() };
         let device = Device::new(config, Box::new(OsEntropy));
-        let (mut worker, handle) = Worker::new(device, tun, Udp::with_offloads(offloads), BootClock)?;
+        let (mut worker, handle) =
+            Worker::new(device, tun, Udp::with_offloads(offloads), BootClock::default())?;
         worker.set_merging(offloads.tun_gro);
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
         let mut tunnel = Self {

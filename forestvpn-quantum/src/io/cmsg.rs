@@ -121,11 +121,15 @@ fn put(room: &mut &mut [u8], level: i32, kind: i32, data: &[u8]) -> usize {
     let len = HEADER + data.len();
     let space = len.next_multiple_of(size_of::<usize>());
     let Some((message, rest)) = std::mem::take(room).split_at_mut_checked(space) else { return 0 };
-    let header = len.to_ne_bytes().into_iter().chain(level.to_ne_bytes()).chain(kind.to_ne_bytes());
-    let padding = std::iter::repeat_n(0, space - len);
-    for (to, from) in message.iter_mut().zip(header.chain(data.iter().copied()).chain(padding)) {
-        *to = from;
-    }
+    let (header, body) = message.split_at_mut(HEADER);
+    let (size, kinds) = header.split_at_mut(size_of::<usize>());
+    size.copy_from_slice(&len.to_ne_bytes());
+    let (first, second) = kinds.split_at_mut(4);
+    first.copy_from_slice(&level.to_ne_bytes());
+    second.copy_from_slice(&kind.to_ne_bytes());
+    let (said, padding) = body.split_at_mut(data.len());
+    said.copy_from_slice(data);
+    padding.fill(0);
     *room = rest;
     space
 }

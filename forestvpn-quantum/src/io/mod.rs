@@ -25,7 +25,7 @@ pub use bind::SocketBuffers;
 pub use clock::BootClock;
 pub use link::{Link, LinkStatus};
 pub use offloads::{Offloads, UnknownOffload};
-pub use poll::Poller;
+pub use poll::{Poller, Queue, Ready};
 pub use slots::{RxMeta, RxSlots};
 pub use tun::{Tun, TunError};
 pub use udp::Udp;
@@ -127,6 +127,10 @@ pub trait UdpQueue {
     /// `WouldBlock` when nothing waits, or all is closed. Errors that a peer's host caused by ICMP are
     /// swallowed and counted.
     fn recv(&mut self, slots: &mut RxSlots) -> io::Result<usize>;
+
+    /// Which of the sockets may have something, by [`Poller::park`]: the others need not be tried until told
+    /// again.
+    fn stirred(&mut self, _ready: Ready) {}
 
     /// Sends trains in order; gives how many were taken, the rest stays with the caller. A train that can
     /// never be sent (no route, refused) counts as taken, is counted as lost and noted in `unsent`.

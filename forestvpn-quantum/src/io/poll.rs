@@ -15,7 +15,37 @@ use crate::time::Instant;
 
 const WAKER: Token = Token(0);
 const TIMER: Token = Token(1);
-const QUEUE: Token = Token(2);
+const TUN: Token = Token(2);
+const UDP4: Token = Token(3);
+const UDP6: Token = Token(4);
+
+/// A queue that can be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// A TUN queue.
+    Tun,
+    /// The UDP socket for IPv4.
+    Udp4,
+    /// The UDP socket for IPv6.
+    Udp6,
+}
+
+/// Which queues may have something to read. What is not marked was read until dry and has not stirred since, so
+/// that a system call for it would be in vain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// The TUN queue.
+    pub tun: bool,
+    /// The UDP socket for IPv4.
+    pub udp4: bool,
+    /// The UDP socket for IPv6.
+    pub udp6: bool,
+}
+
+impl Ready {
+    /// Nothing is known: all have to be tried.
+    pub const ALL: Self = Self { tun: true, udp4: true, udp6: true };
+}
 
 /// One thread's waiting place.
 #[derive(Debug)]
@@ -47,26 +77,32 @@ impl Poller {
         Arc::clone(&self.waker)
     }
 
-    /// Has [`Poller::park`] return when `fd` becomes readable or breaks, until it is closed. Watching twice is the same as once.
+    /// Has [`Poller::park`] return when `fd` becomes readable or breaks, until it is closed. Watching twice is
+    /// the same as once.
     ///
     /// # Errors
     /// When the kernel refuses to watch it.
-    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        match self.poll.registry().register(&mut SourceFd(&fd.as_raw_fd()), QUEUE, Interest::READABLE) {
+    pub fn watch(&self, fd: BorrowedFd<'_>, queue: Queue) -> io::Result<()> {
+        let token = match queue {
+            Queue::Tun => TUN,
+            Queue::Udp4 => UDP4,
+            Queue::Udp6 => UDP6,
+        };
+        match self.poll.registry().register(&mut SourceFd(&fd.as_raw_fd()), token, Interest::READABLE) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
         }
     }
 
     /// Waits until something happens or the deadline has passed; `None` waits for events only. May return
-    /// early for no reason.
+    /// early for no reason. Gives the queues that stirred; all, when it was no queue that woke it.
     ///
     /// The timer is moved only when it would go off too late: under traffic deadlines move with every
     /// packet, and a needless wake-up is cheaper than a system call each time.
     ///
     /// # Errors
     /// None known; a signal only ends the wait.
-    pub fn park(&mut self, now: Instant, deadline: Option<Instant>) -> io::Result<()> {
+    pub fn park(&mut self, now: Instant, deadline: Option<Instant>) -> io::Result<Ready> {
         if let Some(deadline) = deadline
             && self.armed.is_none_or(|armed| deadline < armed)
         {
@@ -77,10 +113,19 @@ impl Poller {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
             _ => {}
         }
+        let mut ready = Ready::default();
+        for event in &self.events {
+            match event.token() {
+                TUN => ready.tun = true,
+                UDP4 => ready.udp4 = true,
+                UDP6 => ready.udp6 = true,
+                _ => ready = Ready::ALL,
+            }
+        }
         if self.events.iter().any(|e| e.token() == TIMER) && self.timer.clear() {
             self.armed = None;
         }
-        Ok(())
+        Ok(ready)
     }
 }
 
@@ -95,7 +140,7 @@ mod tests {
     use crate::time::Clock;
 
     fn parked(poller: &mut Poller, millis: Option<u64>) -> Duration {
-        let now = BootClock.now().mono;
+        let now = BootClock::default().now().mono;
         let start = time::Instant::now();
         poller.park(now, millis.map(|ms| now.after(Duration::from_millis(ms)))).unwrap();
         start.elapsed()
@@ -126,8 +171,33 @@ mod tests {
         let mut poller = Poller::new().unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
-        poller.watch(socket.as_fd()).unwrap();
+        poller.watch(socket.as_fd(), Queue::Udp4).unwrap();
         socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
         assert!(parked(&mut poller, None) < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn parking_tells_which_queue_stirred_and_all_of_them_when_it_was_none() {
+        let mut poller = Poller::new().unwrap();
+        let sockets = [Queue::Udp4, Queue::Udp6, Queue::Tun].map(|queue| {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.set_nonblocking(true).unwrap();
+            poller.watch(socket.as_fd(), queue).unwrap();
+            socket
+        });
+        let none = Ready::default();
+        let expected =
+            [Ready { udp4: true, ..none }, Ready { udp6: true, ..none }, Ready { tun: true, ..none }];
+        for (socket, ready) in sockets.iter().zip(expected) {
+            socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+            assert_eq!(poller.park(Instant::ZERO, None).unwrap(), ready);
+            // Not read, yet it does not stir again; a second datagram does.
+            socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+            assert_eq!(poller.park(Instant::ZERO, None).unwrap(), ready);
+        }
+        poller.waker().wake().unwrap();
+        assert_eq!(poller.park(Instant::ZERO, None).unwrap(), Ready::ALL);
+        let now = BootClock::default().now().mono;
+        assert_eq!(poller.park(now, Some(now.after(Duration::from_millis(10)))).unwrap(), Ready::ALL);
     }
 }

@@ -92,6 +92,16 @@ impl RxSlots {
         self.metas.push(meta);
     }
 
+    /// Where what came in `i`-th lies in [`RxSlots::near`]; `None` when it is too long for that.
+    pub fn place(&self, i: usize) -> Option<usize> {
+        self.metas.get(i).filter(|meta| meta.len <= NEAR).map(|meta| meta.slot.saturating_mul(NEAR))
+    }
+
+    /// All of the slots' memory that lies close together, so that packets of several slots can be joined.
+    pub fn near(&mut self) -> &mut [u8] {
+        &mut self.near
+    }
+
     /// What came in `i`-th, as the core wants it.
     pub fn received(&mut self, i: usize) -> Option<Received<'_>> {
         let meta = *self.metas.get(i)?;

@@ -20,7 +20,7 @@ use socket2::SockRef;
 use tun::AbstractDevice;
 
 use super::fd::{self, IfCall, IfReq};
-use super::{Offloads, Poller, TunCaps, TunQueue};
+use super::{Offloads, Poller, Queue, TunCaps, TunQueue};
 use crate::offload::VnetHdr;
 
 const NODE: &str = "/dev/net/tun";
@@ -308,7 +308,7 @@ impl TunQueue for Tun {
     }
 
     fn attach(&mut self, poller: &Poller) -> io::Result<()> {
-        poller.watch(self.file.as_fd())
+        poller.watch(self.file.as_fd(), Queue::Tun)
     }
 }
 

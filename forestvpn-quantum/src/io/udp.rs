@@ -12,11 +12,13 @@ use std::time::Duration;
 use super::bind::{Pair, SocketBuffers};
 use super::cmsg::{self, Control, NAME_LEN};
 use super::fd::wait_writable;
-use super::{Offloads, Poller, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
+use super::{Offloads, Poller, Queue, Ready, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
 use crate::batch::{Endpoint, Envelope, Train, Unsent, canonical};
 
-/// Datagrams per system call.
+/// Most datagrams per system call.
 const BATCH: usize = 64;
+/// Datagrams that a read asks for at least; more when such reads came back full.
+const FEWEST: usize = 2;
 /// How long a full socket buffer is waited for before datagrams are dropped.
 const FULL_WAIT: Duration = Duration::from_millis(1);
 /// Datagrams per system call while the kernel joins them: trains of 64 KiB must not hold up the other direction.
@@ -33,6 +35,16 @@ struct Message {
     name: [u8; NAME_LEN],
     control: Control,
     parts: [libc::iovec; 2],
+    /// To be sent: which train, and where in it.
+    piece: Piece,
+}
+
+/// One datagram of a train, or several that follow each other.
+#[derive(Clone, Copy, Default)]
+struct Piece {
+    owner: usize,
+    at: usize,
+    len: usize,
 }
 
 /// Memory for one system call, allocated once. The pointers in it are set anew before each call and never
@@ -51,6 +63,7 @@ impl Batch {
             name: [0; NAME_LEN],
             control: Control([0; 128]),
             parts: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2],
+            piece: Piece::default(),
         };
         // SAFETY: null pointers and zero lengths are a valid mmsghdr.
         let header = || unsafe { std::mem::zeroed() };
@@ -70,6 +83,10 @@ pub struct Udp {
     again: Box<Batch>,
     offloads: Offloads,
     segmenting: Segmenting,
+    /// Sockets worth a try; only what [`UdpQueue::stirred`] says takes one off.
+    ready: Ready,
+    /// How many datagrams the next read asks for: as many as came lately, and some more.
+    asked: usize,
     /// The last read gave trains.
     joined: bool,
     /// Whose turn it is to be read first, so that a flood over one family does not shut out the other.
@@ -134,6 +151,8 @@ impl Udp {
             again: Batch::new(),
             offloads,
             segmenting: Segmenting { most: 1, refused: Vec::with_capacity(MAX_UNCUT) },
+            ready: Ready::ALL,
+            asked: FEWEST,
             joined: false,
             six_first: false,
             lost_sources: Vec::with_capacity(MAX_LOST_SOURCES),
@@ -155,9 +174,12 @@ impl Udp {
 impl UdpQueue for Udp {
     fn recv(&mut self, slots: &mut RxSlots) -> io::Result<usize> {
         slots.clear();
-        let Some(pair) = &self.pair else { return Err(io::ErrorKind::WouldBlock.into()) };
+        let stirred = self.ready.udp4 || self.ready.udp6;
+        let Some(pair) = self.pair.as_ref().filter(|_| stirred) else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
         let Batch { messages, headers } = &mut *self.rx;
-        let room = slots.count().min(if self.joined { JOINED_BATCH } else { BATCH });
+        let room = slots.count().min(if self.joined { JOINED_BATCH } else { self.asked });
         for (i, (message, header)) in messages.iter_mut().zip(headers.iter_mut()).enumerate().take(room) {
             let Some((near, far)) = slots.buffers(i) else { break };
             message.parts = [part(near), part(far)];
@@ -173,7 +195,9 @@ impl UdpQueue for Udp {
 
         let mut filled = 0;
         self.six_first = !self.six_first;
-        let order = if self.six_first { [&pair.v6, &pair.v4] } else { [&pair.v4, &pair.v6] };
+        let (four, six) = (pair.v4.as_ref(), pair.v6.as_ref());
+        let (four, six) = (four.filter(|_| self.ready.udp4), six.filter(|_| self.ready.udp6));
+        let order = if self.six_first { [six, four] } else { [four, six] };
         for socket in order.into_iter().flatten() {
             let Some(free) = headers.get_mut(filled..room).filter(|h| !h.is_empty()) else { break };
             filled += read(socket.as_fd(), free, &mut self.counters);
@@ -201,6 +225,11 @@ impl UdpQueue for Udp {
             slots.push(RxMeta { slot, len, stride, from, ecn: arrival.ecn });
         }
         self.joined = joined;
+        if filled == room {
+            self.asked = (self.asked * 2).min(BATCH);
+        } else if filled < self.asked / 4 {
+            self.asked = (self.asked / 2).max(FEWEST);
+        }
         if filled == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -208,20 +237,14 @@ impl UdpQueue for Udp {
         Ok(if filled == room { slots.count() } else { slots.filled() })
     }
 
+    fn stirred(&mut self, ready: Ready) {
+        self.ready = ready;
+    }
+
     fn send(&mut self, trains: &[Train<'_>], unsent: &mut Unsent) -> io::Result<usize> {
         let Self { pair, tx, again, segmenting, lost_sources, counters, .. } = self;
-        let mut sender = Sender {
-            tx,
-            again: Some(again),
-            segmenting,
-            used: 0,
-            owners: [0; BATCH],
-            pieces: [&[]; BATCH],
-            trains,
-            lost_sources,
-            counters,
-            unsent,
-        };
+        let mut sender =
+            Sender { tx, again: Some(again), segmenting, used: 0, trains, lost_sources, counters, unsent };
         let mut socket = None;
         for (owner, train) in trains.iter().enumerate() {
             let Some(fd) = pair.as_ref().and_then(|pair| pair.towards(&train.envelope.to.remote)) else {
@@ -236,12 +259,7 @@ impl UdpQueue for Udp {
             socket = Some(fd);
             // An empty datagram is one, too; it never comes from the core.
             let per_send = sender.segmenting.per_send(train).saturating_mul(train.stride).max(1);
-            for piece in train.bytes.chunks(per_send) {
-                if sender.used == BATCH {
-                    sender.flush(fd);
-                }
-                sender.push(owner, train, piece);
-            }
+            sender.push_all(fd, Piece { owner, at: 0, len: train.bytes.len() }, per_send);
         }
         if let Some(fd) = socket {
             sender.flush(fd);
@@ -280,7 +298,10 @@ impl UdpQueue for Udp {
 
     fn attach(&mut self, poller: &Poller) -> io::Result<()> {
         let Some(pair) = &self.pair else { return Ok(()) };
-        [&pair.v4, &pair.v6].into_iter().flatten().try_for_each(|socket| poller.watch(socket.as_fd()))
+        let sockets = [(&pair.v4, Queue::Udp4), (&pair.v6, Queue::Udp6)];
+        sockets.into_iter().try_for_each(|(socket, queue)| {
+            socket.as_ref().map_or(Ok(()), |socket| poller.watch(socket.as_fd(), queue))
+        })
     }
 
     fn poll_lost_source(&mut self) -> Option<Endpoint> {
@@ -333,10 +354,6 @@ struct Sender<'a, 'b> {
     again: Option<&'a mut Batch>,
     segmenting: &'a mut Segmenting,
     used: usize,
-    /// Which train each message belongs to.
-    owners: [usize; BATCH],
-    /// What each message holds: one datagram, or several for the kernel to cut.
-    pieces: [&'b [u8]; BATCH],
     trains: &'a [Train<'b>],
     lost_sources: &'a mut Vec<Endpoint>,
     counters: &'a mut UdpCounters,
@@ -344,29 +361,44 @@ struct Sender<'a, 'b> {
 }
 
 impl<'b> Sender<'_, 'b> {
-    /// Adds one message: `piece` is one datagram of the train, or several that follow each other.
-    fn push(&mut self, owner: usize, train: &Train<'b>, piece: &'b [u8]) {
+    /// Adds what lies in `whole`, `per_send` bytes a message, and sends in between when the batch is full.
+    fn push_all(&mut self, socket: BorrowedFd<'_>, whole: Piece, per_send: usize) {
+        let Piece { owner, mut at, len } = whole;
+        let end = at.saturating_add(len);
+        while at < end {
+            if self.used == BATCH {
+                self.flush(socket);
+            }
+            let len = per_send.max(1).min(end - at);
+            self.push(Piece { owner, at, len });
+            at += len;
+        }
+    }
+
+    /// What message `i` holds, and the train it belongs to.
+    fn piece(&self, i: usize) -> Option<(&Train<'b>, Piece)> {
+        let piece = self.tx.messages.get(i)?.piece;
+        Some((self.trains.get(piece.owner)?, piece))
+    }
+
+    /// Adds one message.
+    fn push(&mut self, piece: Piece) {
         let i = self.used;
-        let whole = piece.len() > train.stride;
+        let Some(train) = self.trains.get(piece.owner) else { return };
+        let Some(bytes) = train.bytes.get(piece.at..piece.at + piece.len) else { return };
+        let whole = piece.len > train.stride;
         // Messages of one train share address and control messages, unless one is cut and the other is not.
-        let alike = |before: &&[u8]| (before.len() > train.stride) == whole;
-        let same =
-            i > 0 && self.owners.get(i - 1) == Some(&owner) && self.pieces.get(i - 1).is_some_and(alike);
+        let before = i.checked_sub(1).and_then(|before| self.piece(before)).map(|(_, piece)| piece);
+        let same = before.is_some_and(|b| b.owner == piece.owner && (b.len > train.stride) == whole);
         let known = same.then(|| self.tx.headers.get(i - 1).map(|h| h.msg_hdr)).flatten();
-        let (Some(message), Some(header), Some(place), Some(kept)) = (
-            self.tx.messages.get_mut(i),
-            self.tx.headers.get_mut(i),
-            self.owners.get_mut(i),
-            self.pieces.get_mut(i),
-        ) else {
+        let (Some(message), Some(header)) = (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i)) else {
             return;
         };
-        *place = owner;
-        *kept = piece;
+        message.piece = piece;
         self.used += 1;
         // The kernel only reads it.
-        let base = piece.as_ptr().cast_mut().cast();
-        message.parts[0] = libc::iovec { iov_base: base, iov_len: piece.len() };
+        let base = bytes.as_ptr().cast_mut().cast();
+        message.parts[0] = libc::iovec { iov_base: base, iov_len: bytes.len() };
         let header = &mut header.msg_hdr;
         header.msg_iov = (&raw mut message.parts).cast();
         header.msg_iovlen = 1;
@@ -455,19 +487,19 @@ impl<'b> Sender<'_, 'b> {
 
     /// How many datagrams messages `from..to` hold.
     fn datagrams(&self, from: usize, to: usize) -> u64 {
-        let of = |i: usize| {
-            let stride = self.trains.get(*self.owners.get(i)?)?.stride.max(1);
-            Some(self.pieces.get(i)?.len().div_ceil(stride).max(1) as u64)
-        };
+        let of =
+            |i| self.piece(i).map(|(train, piece)| piece.len.div_ceil(train.stride.max(1)).max(1) as u64);
         (from..to).filter_map(of).sum()
     }
 
     /// Messages `from..to` are given up: their peers are told. Gives how many datagrams that were.
     fn lose(&mut self, from: usize, to: usize) -> u64 {
         for i in from..to {
-            let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
-            if let Some((train, piece)) = train.zip(self.pieces.get(i)) {
-                self.unsent.note(train, piece.len());
+            let Some(Piece { owner, len, .. }) = self.tx.messages.get(i).map(|message| message.piece) else {
+                break;
+            };
+            if let Some(train) = self.trains.get(owner) {
+                self.unsent.note(train, len);
             }
         }
         self.datagrams(from, to)
@@ -475,16 +507,13 @@ impl<'b> Sender<'_, 'b> {
 
     /// Does message `at` ask the kernel to cut?
     fn is_whole(&self, at: usize) -> bool {
-        let train = self.owners.get(at).and_then(|&owner| self.trains.get(owner));
-        self.again.is_some()
-            && train.zip(self.pieces.get(at)).is_some_and(|(train, piece)| piece.len() > train.stride)
+        self.again.is_some() && self.piece(at).is_some_and(|(train, piece)| piece.len > train.stride)
     }
 
     /// The kernel refused to cut message `at`: the same datagrams go one by one, in order, before the next
     /// message does.
     fn send_singly(&mut self, socket: BorrowedFd<'_>, at: usize, error: i32) {
-        let (Some(&owner), Some(&piece)) = (self.owners.get(at), self.pieces.get(at)) else { return };
-        let Some(train) = self.trains.get(owner) else { return };
+        let Some((&train, piece)) = self.piece(at) else { return };
         self.counters.gso_fallbacks += 1;
         self.segmenting.give_up(error, train.envelope.to.remote);
         let Some(again) = self.again.take() else { return };
@@ -493,25 +522,18 @@ impl<'b> Sender<'_, 'b> {
             again: None,
             segmenting: self.segmenting,
             used: 0,
-            owners: [0; BATCH],
-            pieces: [&[]; BATCH],
             trains: self.trains,
             lost_sources: self.lost_sources,
             counters: self.counters,
             unsent: self.unsent,
         };
-        for datagram in piece.chunks(train.stride.max(1)) {
-            if single.used == BATCH {
-                single.flush(socket);
-            }
-            single.push(owner, train, datagram);
-        }
+        single.push_all(socket, piece, train.stride);
         single.flush(socket);
         self.again = Some(again);
     }
 
     fn endpoint(&self, message: usize) -> Option<Endpoint> {
-        self.owners.get(message).and_then(|&owner| self.trains.get(owner)).map(|train| train.envelope.to)
+        self.piece(message).map(|(train, _)| train.envelope.to)
     }
 
     /// Takes the local address off the messages from `at` on that go to the same endpoint. False when there
@@ -519,12 +541,13 @@ impl<'b> Sender<'_, 'b> {
     fn drop_source(&mut self, at: usize) -> bool {
         let Some(to) = self.endpoint(at).filter(|to| to.local.is_some()) else { return false };
         for i in at..self.used {
-            let train = self.owners.get(i).and_then(|&owner| self.trains.get(owner));
-            let Some(train) = train.filter(|train| train.envelope.to == to) else { continue };
+            let Some((train, piece)) = self.piece(i).filter(|(train, _)| train.envelope.to == to) else {
+                continue;
+            };
             let envelope = Envelope { to: Endpoint { local: None, ..to }, ..train.envelope };
+            let whole = piece.len > train.stride;
+            let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
             if let (Some(message), Some(header)) = (self.tx.messages.get_mut(i), self.tx.headers.get_mut(i)) {
-                let whole = self.pieces.get(i).is_some_and(|piece| piece.len() > train.stride);
-                let segment = whole.then(|| u16::try_from(train.stride).ok()).flatten();
                 let said = cmsg::build(&mut message.control, &envelope, segment);
                 header.msg_hdr.msg_control = (&raw mut message.control).cast();
                 header.msg_hdr.msg_controllen = said as _;

@@ -42,7 +42,7 @@ impl End {
         let (ours, theirs) = tun_pair(QUEUE);
         let config = DeviceConfig { mtu: MTU, ..DeviceConfig::default() };
         let device = Device::new(config, Box::new(OsEntropy));
-        let (mut worker, handle) = Worker::new(device, theirs, Udp::new(), BootClock)?;
+        let (mut worker, handle) = Worker::new(device, theirs, Udp::new(), BootClock::default())?;
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || worker.run())?;
         let wait = Poller::new()?;
         let mut tun = ours;
@@ -92,7 +92,7 @@ impl End {
             if left.is_zero() {
                 return Ok(None);
             }
-            let now = BootClock.now().mono;
+            let now = BootClock::default().now().mono;
             self.wait.park(now, Some(now.after(left)))?;
         }
     }

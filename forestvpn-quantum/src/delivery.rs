@@ -1,0 +1,113 @@
+//! Decrypted packets on their way into the TUN device: joined where they follow each other, else one by one.
+//!
+//! The worker hands over the memory a batch was received in and where in it the packets lie.
+
+use std::io::IoSlice;
+
+use crate::batch::Span;
+use crate::io::{TunQueue, device_gone};
+use crate::offload::VnetHdr;
+use crate::offload::coalesce::{Coalescer, MAX_PARTS};
+use crate::worker::Fatal;
+
+/// What became of the packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WriteCounters {
+    pub(crate) written: u64,
+    /// Writes of several packets at once, and how many packets those were.
+    pub(crate) merged_writes: u64,
+    pub(crate) merged_packets: u64,
+    /// Merged writes that the kernel refused; the packets were written singly.
+    pub(crate) merge_fallbacks: u64,
+    pub(crate) lost_down: u64,
+    pub(crate) lost_refused: u64,
+}
+
+/// Plans the writes and makes them.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    coalescer: Coalescer,
+    /// Packets of one flow are joined; off for good once the kernel refused one.
+    merging: bool,
+    counters: WriteCounters,
+}
+
+impl Delivery {
+    /// For batches of up to `spans` packets.
+    pub(crate) fn new(spans: usize, merging: bool) -> Self {
+        Self { coalescer: Coalescer::new(spans), merging, counters: WriteCounters::default() }
+    }
+
+    pub(crate) const fn set_merging(&mut self, on: bool) {
+        self.merging = on;
+    }
+
+    pub(crate) const fn counters(&self) -> WriteCounters {
+        self.counters
+    }
+
+    /// Writes the packets that lie in `bytes` at `spans`, in order within every flow.
+    ///
+    /// # Errors
+    /// [`Fatal::TunGone`]; what else goes wrong is counted.
+    pub(crate) fn write<T: TunQueue>(
+        &mut self,
+        tun: &mut T,
+        bytes: &mut [u8],
+        spans: &[Span],
+    ) -> Result<(), Fatal> {
+        if !self.merging || spans.len() < 2 {
+            return spans.iter().try_for_each(|span| self.counters.one(tun, bytes, span));
+        }
+        let Self { coalescer, merging, counters } = self;
+        for n in 0..coalescer.plan(bytes, spans) {
+            let Some(write) = coalescer.write(n, bytes, spans) else { continue };
+            if write.hdr == VnetHdr::default() {
+                let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
+                members.try_for_each(|span| counters.one(tun, bytes, span))?;
+                continue;
+            }
+            let mut parts = [IoSlice::new(&[]); MAX_PARTS];
+            let mut used = 0;
+            for (place, range) in parts.iter_mut().zip(coalescer.parts(&write, spans)) {
+                *place = IoSlice::new(bytes.get(range).unwrap_or_default());
+                used += 1;
+            }
+            match tun.send(&write.hdr, parts.get(..used).unwrap_or_default()) {
+                Ok(()) => {
+                    counters.merged_writes += 1;
+                    counters.merged_packets += used as u64;
+                    counters.written += used as u64;
+                }
+                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+                Err(e) if e.raw_os_error() == Some(libc::EIO) => counters.lost_down += used as u64,
+                Err(_) => {
+                    // Some kernels take the virtio header and refuse what it says: the same packets go singly,
+                    // and nothing is joined any more.
+                    counters.merge_fallbacks += 1;
+                    *merging = false;
+                    coalescer.split_up(&write, bytes, spans);
+                    let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
+                    members.try_for_each(|span| counters.one(tun, bytes, span))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WriteCounters {
+    /// Writes one packet, with the virtio header laid into the message header that is dead by now.
+    fn one<T: TunQueue>(&mut self, tun: &mut T, bytes: &mut [u8], span: &Span) -> Result<(), Fatal> {
+        let at = span.at as usize;
+        let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
+        let Some(room) = bytes.get_mut(room) else { return Ok(()) };
+        match tun.send_plain(room) {
+            Ok(()) => self.written += 1,
+            Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+            Err(e) if e.raw_os_error() == Some(libc::EIO) => self.lost_down += 1,
+            Err(_) => self.lost_refused += 1,
+        }
+        Ok(())
+    }
+}
