@@ -77,6 +77,11 @@ impl Arena {
         Outlet { arena: self, udp }
     }
 
+    /// Bytes that wait to be sent.
+    pub(crate) const fn filled(&self) -> usize {
+        self.filled
+    }
+
     pub(crate) const fn lost(&self) -> u64 {
         self.lost
     }

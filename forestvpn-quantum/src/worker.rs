@@ -17,6 +17,7 @@ use crate::event::{Discard, Event};
 use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox};
 use crate::io::{Poller, Ready, RxSlots, TunQueue, UdpQueue, device_gone};
 use crate::key::PublicKey;
+use crate::offload::VnetHdr;
 use crate::time::{Clock, Instant, Now};
 
 /// Datagrams read per turn.
@@ -25,6 +26,8 @@ const RX_SLOTS: usize = 64;
 const FRAMES_PER_TURN: usize = 64;
 /// Bytes read from TUN per turn, likewise.
 const BYTES_PER_TURN: usize = 128 << 10;
+/// Bytes of sealed datagrams that are sent although more may be sealed in this turn.
+const GOOD_LOAD: usize = 48 << 10;
 /// The longest packet of a TUN device, and then some.
 const FRAME: usize = 65_536;
 /// Most data messages that fit one receive slot: 65 536 bytes of messages of 32 bytes.
@@ -127,7 +130,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             slots: RxSlots::new(RX_SLOTS),
             spans: Vec::with_capacity(MAX_SPANS),
             delivery: Delivery::new(MAX_SPANS, merging),
-            frame: vec![0; FRAME].into_boxed_slice(),
+            frame: vec![0; VnetHdr::LEN + FRAME].into_boxed_slice(),
             arena: Arena::new(),
             tun_counters: TunCounters::default(),
             events: None,
@@ -280,7 +283,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         let Self { device, tun, udp, frame, arena, tun_counters, .. } = self;
         let (mut frames, mut bytes, mut errors) = (0, 0, 0);
         while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
-            let (len, hdr) = match tun.recv(frame) {
+            let (len, hdr) = match tun.recv_in(frame) {
                 Ok(read) => read,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
@@ -294,11 +297,12 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             frames += 1;
             bytes += len;
             tun_counters.read += 1;
-            let Some(bytes) = frame.get_mut(..len) else { continue };
+            let Some(bytes) = frame.get_mut(VnetHdr::LEN..VnetHdr::LEN + len) else { continue };
             // Why a packet is not let through is counted by the device.
             let _ = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp));
-            if woken && frames == 1 {
-                // The first one after a pause does not wait to see whether more follow.
+            // The first one after a pause does not wait to see whether more follow; and while we seal on, the peer
+            // may open what is a good load already.
+            if (woken && frames == 1) || arena.filled() >= GOOD_LOAD {
                 arena.flush(udp);
             }
         }

@@ -49,6 +49,15 @@ pub trait TunQueue {
     /// `WouldBlock` when no packet waits; see [`device_gone`] for the rest.
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)>;
 
+    /// As [`TunQueue::recv`], but the packet starts [`VnetHdr::LEN`] bytes into `room`: so header and packet come
+    /// by one plain read.
+    ///
+    /// # Errors
+    /// As [`TunQueue::recv`].
+    fn recv_in(&mut self, room: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
+        self.recv(room.get_mut(VnetHdr::LEN..).unwrap_or_default())
+    }
+
     /// Writes one packet or super-packet, gathered from `parts`.
     ///
     /// # Errors

@@ -256,25 +256,22 @@ impl AsFd for Tun {
 
 impl TunQueue for Tun {
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
-        loop {
-            let mut raw = [0; VnetHdr::LEN];
-            let read = if self.caps.vnet {
-                self.file.read_vectored(&mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)])
-            } else {
-                self.file.read(buf)
-            };
-            match read {
-                Ok(n) if !self.caps.vnet => return Ok((n, VnetHdr::default())),
-                Ok(n) => {
-                    let mut hdr = VnetHdr::from_bytes(&raw);
-                    // "Already verified" is information only, and says nothing once a packet is sealed.
-                    hdr.flags &= VnetHdr::NEEDS_CSUM;
-                    return Ok((n.saturating_sub(VnetHdr::LEN), hdr));
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
+        let mut raw = [0; VnetHdr::LEN];
+        if !self.caps.vnet {
+            return self.read(|file| file.read(buf)).map(|n| (n, VnetHdr::default()));
         }
+        let n =
+            self.read(|file| file.read_vectored(&mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)]))?;
+        Ok((n.saturating_sub(VnetHdr::LEN), described(&raw)))
+    }
+
+    fn recv_in(&mut self, room: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
+        if !self.caps.vnet {
+            return self.recv(room.get_mut(VnetHdr::LEN..).unwrap_or_default());
+        }
+        let n = self.read(|file| file.read(room))?;
+        let raw = room.first_chunk().ok_or(io::ErrorKind::InvalidInput)?;
+        Ok((n.saturating_sub(VnetHdr::LEN), described(raw)))
     }
 
     fn send(&mut self, hdr: &VnetHdr, parts: &[IoSlice<'_>]) -> io::Result<()> {
@@ -312,7 +309,24 @@ impl TunQueue for Tun {
     }
 }
 
+/// What the kernel says of a packet that it hands over.
+fn described(raw: &[u8; VnetHdr::LEN]) -> VnetHdr {
+    let mut hdr = VnetHdr::from_bytes(raw);
+    // "Already verified" is information only, and says nothing once a packet is sealed.
+    hdr.flags &= VnetHdr::NEEDS_CSUM;
+    hdr
+}
+
 impl Tun {
+    fn read(&mut self, mut attempt: impl FnMut(&mut File) -> io::Result<usize>) -> io::Result<usize> {
+        loop {
+            match attempt(&mut self.file) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
     /// A packet is taken whole or not at all.
     fn write(&mut self, mut attempt: impl FnMut(&mut File) -> io::Result<usize>) -> io::Result<()> {
         loop {
@@ -473,7 +487,12 @@ mod tests {
                     let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
                     socket.send_to(&sent, "10.9.0.2:7").unwrap();
                     let packet = loop {
-                        let (got, hdr) = tun.recv(&mut buf[VnetHdr::LEN..]).unwrap();
+                        // Both ways to read, by turns.
+                        let (got, hdr) = match len % 2 {
+                            0 => tun.recv_in(&mut buf),
+                            _ => tun.recv(&mut buf[VnetHdr::LEN..]),
+                        }
+                        .unwrap();
                         // The kernel greets a new interface with IPv6 router solicitations.
                         if buf[VnetHdr::LEN] == 0x45 {
                             assert_eq!((got, hdr), (28 + len, VnetHdr::default()));

@@ -432,12 +432,17 @@ impl<'b> Sender<'_, 'b> {
             // which live and stay where they are until `Udp::send` returns. The kernel writes only the
             // lengths in the headers.
             let result = unsafe {
-                libc::sendmmsg(
-                    socket.as_raw_fd(),
-                    rest.as_mut_ptr(),
-                    rest.len() as _,
-                    libc::MSG_DONTWAIT as _,
-                )
+                match rest {
+                    // The lone message, which is most of them, by the shorter way. Its length does not matter.
+                    [one] => libc::sendmsg(socket.as_raw_fd(), &raw const one.msg_hdr, libc::MSG_DONTWAIT)
+                        .min(1) as libc::c_int,
+                    _ => libc::sendmmsg(
+                        socket.as_raw_fd(),
+                        rest.as_mut_ptr(),
+                        rest.len() as _,
+                        libc::MSG_DONTWAIT as _,
+                    ),
+                }
             };
             if let Ok(sent) = usize::try_from(result)
                 && sent > 0

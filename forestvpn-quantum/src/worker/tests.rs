@@ -15,7 +15,7 @@ use crate::harness::{A, B, EPOCH, Seeded, packet};
 use crate::io::mem::{MemTun, MemUdp, tun_pair, udp_pair};
 use crate::io::{BootClock, Udp};
 use crate::key::PrivateKey;
-use crate::offload::{VnetHdr, checksum};
+use crate::offload::checksum;
 use crate::time::OsEntropy;
 
 const MTU: u16 = 1420;
