@@ -5,6 +5,7 @@
 use std::io::IoSlice;
 
 use crate::batch::Span;
+use crate::event::GivenUp;
 use crate::io::{TunQueue, device_gone};
 use crate::offload::VnetHdr;
 use crate::offload::coalesce::{Coalescer, MAX_PARTS};
@@ -29,17 +30,27 @@ pub(crate) struct Delivery {
     coalescer: Coalescer,
     /// Packets of one flow are joined; off for good once the kernel refused one.
     merging: bool,
+    given_up: Option<GivenUp>,
     counters: WriteCounters,
 }
 
 impl Delivery {
     /// For batches of up to `spans` packets.
     pub(crate) fn new(spans: usize, merging: bool) -> Self {
-        Self { coalescer: Coalescer::new(spans), merging, counters: WriteCounters::default() }
+        Self { coalescer: Coalescer::new(spans), merging, given_up: None, counters: WriteCounters::default() }
     }
 
     pub(crate) const fn set_merging(&mut self, on: bool) {
         self.merging = on;
+    }
+
+    pub(crate) const fn is_merging(&self) -> bool {
+        self.merging
+    }
+
+    /// That a joined write was refused; said once.
+    pub(crate) const fn poll_given_up(&mut self) -> Option<GivenUp> {
+        self.given_up.take()
     }
 
     pub(crate) const fn counters(&self) -> WriteCounters {
@@ -59,7 +70,7 @@ impl Delivery {
         if !self.merging || spans.len() < 2 {
             return spans.iter().try_for_each(|span| self.counters.one(tun, bytes, span));
         }
-        let Self { coalescer, merging, counters } = self;
+        let Self { coalescer, merging, given_up, counters } = self;
         for n in 0..coalescer.plan(bytes, spans) {
             let Some(write) = coalescer.write(n, bytes, spans) else { continue };
             if write.hdr == VnetHdr::default() {
@@ -81,11 +92,12 @@ impl Delivery {
                 }
                 Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
                 Err(e) if e.raw_os_error() == Some(libc::EIO) => counters.lost_down += used as u64,
-                Err(_) => {
+                Err(e) => {
                     // Some kernels take the virtio header and refuse what it says: the same packets go singly,
                     // and nothing is joined any more.
                     counters.merge_fallbacks += 1;
                     *merging = false;
+                    *given_up = Some(GivenUp::JoinedWrites { errno: e.raw_os_error().unwrap_or(0) });
                     coalescer.split_up(&write, bytes, spans);
                     let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
                     members.try_for_each(|span| counters.one(tun, bytes, span))?;

@@ -1,5 +1,7 @@
 //! What the device has to tell: events that are polled, and reasons why a packet was not let through.
 
+use std::net::SocketAddr;
+
 use crate::device::PeerId;
 
 /// Something the owner of a device may want to act on; see [`Device::poll_event`](crate::Device::poll_event).
@@ -14,6 +16,31 @@ pub enum Event {
     EndpointChanged(PeerId),
     /// All keys of the peer were wiped, 540 s after the last handshake (C-SES-7).
     SessionExpired(PeerId),
+    /// The kernel refused a trick that is only there to be fast; nothing was lost. From the worker, once each.
+    OffloadGivenUp(GivenUp),
+}
+
+/// A trick that is done without from now on, and the number of the error that the kernel gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GivenUp {
+    /// `UDP_SEGMENT`, until the sockets are opened anew.
+    Segmentation {
+        /// `EIO`: the way out has no checksum offload.
+        errno: i32,
+    },
+    /// `UDP_SEGMENT` towards one address, until the sockets are opened anew.
+    SegmentationTowards {
+        /// The address.
+        remote: SocketAddr,
+        /// `EINVAL` or `EMSGSIZE`: a datagram does not fit the path.
+        errno: i32,
+    },
+    /// Joined writes to the TUN device, for good.
+    JoinedWrites {
+        /// `EINVAL` from kernels that misread the virtio header.
+        errno: i32,
+    },
 }
 
 /// Why a packet was not let through. Not an error: a counter, see [`Device::discards`](crate::Device::discards).

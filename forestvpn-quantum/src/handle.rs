@@ -12,6 +12,7 @@ use mio::Waker;
 
 use crate::config::{DeviceSnapshot, DeviceUpdate};
 use crate::device::ConfigError;
+use crate::io::{TunCaps, UdpStatus};
 
 /// The worker has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,12 +102,26 @@ impl Counters {
     }
 }
 
+/// What a worker has in use at this moment, for whoever looks after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The link is up: packets flow.
+    pub up: bool,
+    /// What the TUN device was granted.
+    pub tun: TunCaps,
+    /// Received packets of one flow are joined for the TUN device.
+    pub merging: bool,
+    /// The sockets, while they are open.
+    pub udp: Option<UdpStatus>,
+}
+
 pub(crate) type Reply<T> = SyncSender<T>;
 
 pub(crate) enum Command {
     Configure(Box<DeviceUpdate>, Reply<Result<(), ConfigureError>>),
     Snapshot(Reply<DeviceSnapshot>),
     Counters(Reply<Counters>),
+    Status(Reply<Status>),
     SetLink { up: bool, mtu: u16, reply: Reply<Result<(), ConfigureError>> },
     Stop,
 }
@@ -148,6 +163,14 @@ impl Handle {
     /// [`Gone`].
     pub fn counters(&self) -> Result<Counters, Gone> {
         self.ask(Command::Counters)
+    }
+
+    /// What is in use, and what was given up.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn status(&self) -> Result<Status, Gone> {
+        self.ask(Command::Status)
     }
 
     /// Follows the interface: up opens the sockets, down closes them and wipes all keys (C-TMR-12). `mtu` is

@@ -55,9 +55,9 @@ pub mod x25519 {
 }
 
 pub use device::{ConfigError, Device, DeviceConfig, PeerId};
-pub use event::{Discard, Event};
+pub use event::{Discard, Event, GivenUp};
 #[cfg(all(feature = "io", target_os = "linux"))]
-pub use handle::{ConfigureError, Counters, Gone, Handle};
+pub use handle::{ConfigureError, Counters, Gone, Handle, Status};
 pub use key::{PresharedKey, PrivateKey, PublicKey};
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub use worker::{Fatal, Park, Worker};

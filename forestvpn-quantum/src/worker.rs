@@ -14,7 +14,7 @@ use crate::config::{DeviceSnapshot, DeviceUpdate};
 use crate::delivery::Delivery;
 use crate::device::{ConfigError, Device};
 use crate::event::{Discard, Event};
-use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox};
+use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox, Status};
 use crate::io::{Poller, Ready, RxSlots, TunQueue, UdpQueue, device_gone};
 use crate::key::PublicKey;
 use crate::offload::VnetHdr;
@@ -318,6 +318,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
                 Command::Configure(update, reply) => drop(reply.try_send(self.configure(&update, now))),
                 Command::Snapshot(reply) => drop(reply.try_send(self.snapshot())),
                 Command::Counters(reply) => drop(reply.try_send(self.counters())),
+                Command::Status(reply) => drop(reply.try_send(self.status())),
                 Command::SetLink { up, mtu, reply } => drop(reply.try_send(self.set_link(up, mtu, now))),
                 Command::Stop => self.stopped = true,
             }
@@ -369,6 +370,15 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         DeviceSnapshot { listen_port: self.port, fwmark: self.fwmark, ..self.device.snapshot() }
     }
 
+    fn status(&self) -> Status {
+        Status {
+            up: self.device.is_up(),
+            tun: self.tun.caps(),
+            merging: self.delivery.is_merging(),
+            udp: self.udp.status(),
+        }
+    }
+
     fn counters(&self) -> Counters {
         let discards = Discard::ALL.iter().zip(self.device.discards()).map(|(&(_, name), &n)| (name, n));
         let (udp, tun, written) = (self.udp.counters(), self.tun_counters, self.delivery.counters());
@@ -400,11 +410,17 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     fn report(&mut self) {
         let Some(events) = &self.events else { return };
         while let Some(event) = self.device.poll_event() {
-            let (Event::SessionEstablished(id)
-            | Event::HandshakeFailed(id)
-            | Event::EndpointChanged(id)
-            | Event::SessionExpired(id)) = event;
-            let _ = events.try_send((event, self.device.public_key(id)));
+            let key = match event {
+                Event::SessionEstablished(id)
+                | Event::HandshakeFailed(id)
+                | Event::EndpointChanged(id)
+                | Event::SessionExpired(id) => self.device.public_key(id),
+                Event::OffloadGivenUp(_) => None,
+            };
+            let _ = events.try_send((event, key));
+        }
+        while let Some(given_up) = self.udp.poll_given_up().or_else(|| self.delivery.poll_given_up()) {
+            let _ = events.try_send((Event::OffloadGivenUp(given_up), None));
         }
     }
 }

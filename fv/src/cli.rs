@@ -19,6 +19,9 @@ Examples:
       The same in one process, without wg-quick: stays in the foreground, undone at its end.
   fv show
       What every tunnel on this machine is doing.
+  fv doctor
+      What this machine gives a tunnel, and what is missing. `fv doctor wg0`: what the running
+      wg0 has in use, what it counted, and what looks wrong.
 
 Environment:
   LOG_LEVEL     silent, error (the default), debug or verbose; lines go to standard error
@@ -90,6 +93,8 @@ pub(crate) enum Command {
         /// Ends when standard input is closed, and writes its counters to standard output then.
         #[arg(long, hide = true)]
         for_demo: bool,
+        #[command(flatten)]
+        threads: Threads,
     },
     /// Try it out: make two ends and a tunnel between them, ping, move data, print figures, clean up
     ///
@@ -102,6 +107,18 @@ pub(crate) enum Command {
         /// Use no TUN device: both ends in memory, over UDP on 127.0.0.1
         #[arg(long)]
         no_tun: bool,
+    },
+    /// Say what this machine gives a tunnel, or what a running tunnel has in use and what looks wrong
+    ///
+    /// Without IFNAME it tries everything out on an interface of its own, which it takes away again; the exit code is
+    /// 0 when a tunnel can run here. With IFNAME it asks the running fv, and the exit code is 0 when that answers.
+    Doctor {
+        /// The interface of a running fv
+        #[arg(value_name = "IFNAME", value_parser = interface)]
+        ifname: Option<String>,
+        /// For programs: the same as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Print a new private key
     Genkey,
@@ -141,6 +158,48 @@ fn thread_count(word: &str) -> Result<u16, String> {
     word.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a number of threads is 1 or more".to_owned())
 }
 
+/// What to say when `name` is a command with a slip of the finger, and not the name of an interface.
+///
+/// A name with a digit is an interface's. So is any word of one or two letters: people call tunnels "us".
+pub(crate) fn mistyped(name: &str) -> Option<String> {
+    if name.contains(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let word = name.to_ascii_lowercase();
+    let close = |command: &&&str| {
+        let most = match command.len() {
+            0..=2 => 0,
+            3..=4 => 1,
+            _ => 2,
+        };
+        distance(&word, command) <= most
+    };
+    let meant = ["show", "up", "demo", "doctor", "genkey", "pubkey", "genpsk"];
+    let command = meant.iter().filter(close).min_by_key(|command| distance(&word, command))?;
+    Some(format!(
+        "did you mean `fv {command}`? To make an interface that is called {name}: `fv -f -- {name}`, or without \
+         -f for the background"
+    ))
+}
+
+/// Letters to add, leave out, change, or swap with their neighbour until one word is the other.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
+    for (i, a) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, b) in other.iter().enumerate() {
+            let mut least = (rows[i][j] + usize::from(a != b)).min(rows[i][j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && one[i - 1] == *b && *a == other[j - 1] {
+                least = least.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}
+
 fn interface(name: &str) -> Result<String, String> {
     ifname::check(name)
         .map(|()| name.to_owned())
@@ -175,6 +234,44 @@ mod tests {
     fn an_interface_may_be_called_like_a_command() {
         assert_eq!(parse("-f -- show").expect("valid").ifname.as_deref(), Some("show"));
         assert!(matches!(parse("show").expect("valid").command, Some(Command::Show { .. })));
+    }
+
+    #[test]
+    fn a_mistyped_command_is_known_as_one_and_names_of_interfaces_are_not() {
+        for (typed, meant) in [
+            ("genky", "genkey"),
+            ("gnekey", "genkey"),
+            ("pubkye", "pubkey"),
+            ("genpks", "genpsk"),
+            ("shwo", "show"),
+            ("shows", "show"),
+            ("Up", "up"),
+            ("dmeo", "demo"),
+            ("docter", "doctor"),
+        ] {
+            let text = mistyped(typed).unwrap_or_else(|| panic!("{typed} passes"));
+            assert!(text.starts_with(&format!("did you mean `fv {meant}`? ")), "{text}");
+            assert!(text.contains(&format!("`fv -f -- {typed}`")), "{text}");
+        }
+        for name in ["wg0", "tun0", "up0", "demo1", "us", "eu", "vpn", "home", "office", "wg-demo", "keys"] {
+            assert_eq!(mistyped(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_words_that_are_looked_for_are_all_commands() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name().to_uppercase();
+            assert!(mistyped(&name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn up_takes_threads_too() {
+        let Some(Command::Up { threads, .. }) = parse("up --threads 2 wg0").expect("valid").command else {
+            panic!("not up");
+        };
+        assert_eq!(threads.asked, Some(2));
     }
 
     #[test]

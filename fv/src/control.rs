@@ -47,6 +47,12 @@ pub(crate) trait Control: Send + Sync + 'static {
     /// # Errors
     /// When the tunnel is gone.
     fn snapshot(&self) -> Result<DeviceSnapshot, Refusal>;
+
+    /// What is in use and what was counted, as lines of `key=value` (`doctor::report`).
+    ///
+    /// # Errors
+    /// When the tunnel is gone.
+    fn report(&self) -> Result<String, Refusal>;
 }
 
 /// Why something was not done: a number for the client, words for the log.
@@ -307,7 +313,14 @@ fn talk(stream: &UnixStream, control: &impl Control) -> io::Result<()> {
     let mut lines = Lines::new(stream);
     loop {
         match lines.next() {
-            Ok(Line::Text(b"get=1")) => get(&mut lines, stream, control)?,
+            Ok(Line::Text(b"get=1")) => {
+                tell(&mut lines, stream, "get=1", || Ok(get_answer(&control.snapshot()?)))?;
+            }
+            // Only `fv doctor` asks this; `wg` does not know it.
+            Ok(Line::Text(b"fv=1")) => {
+                let report = || control.report().map(|lines| (lines + "errno=0\n\n").into());
+                tell(&mut lines, stream, "fv=1", report)?;
+            }
             Ok(Line::Text(b"set=1")) => {
                 let errno = set(&mut lines, control);
                 answer(stream, errno.map_or(0, |errno| (errno as i32).saturating_neg()))?;
@@ -327,20 +340,26 @@ fn answer(mut stream: &UnixStream, errno: i32) -> io::Result<()> {
     stream.write_all(format!("errno={errno}\n\n").as_bytes())
 }
 
-fn get(lines: &mut Lines<'_>, mut stream: &UnixStream, control: &impl Control) -> io::Result<()> {
+/// Answers a request of one line.
+fn tell(
+    lines: &mut Lines<'_>,
+    mut stream: &UnixStream,
+    request: &str,
+    text: impl FnOnce() -> Result<Zeroizing<String>, Refusal>,
+) -> io::Result<()> {
     match lines.next()? {
         Line::Text(b"") => {}
         Line::End => return Ok(()),
         Line::Text(_) | Line::TooLong => {
             while !matches!(lines.next()?, Line::Text(b"") | Line::End) {}
-            log::error!("a get on the control socket has more lines than get=1");
+            log::error!("a request on the control socket has more lines than {request}");
             return answer(stream, Errno::EINVAL as i32);
         }
     }
-    match control.snapshot() {
-        Ok(device) => stream.write_all(get_answer(&device).as_bytes()),
+    match text() {
+        Ok(text) => stream.write_all(text.as_bytes()),
         Err(refusal) => {
-            log::error!("a get on the control socket failed: {}", refusal.text);
+            log::error!("{request} on the control socket failed: {}", refusal.text);
             answer(stream, refusal.errno as i32)
         }
     }
@@ -506,6 +525,17 @@ mod tests {
         served.fake.end();
         assert_eq!(ask(&served.connect(), "get=1\n\n"), "errno=5\n\n");
         assert_eq!(ask(&served.connect(), "set=1\nfwmark=7\n\n"), "errno=-5\n\n");
+    }
+
+    #[test]
+    fn the_request_of_doctor_is_answered_beside_the_others_and_refused_with_more_lines() {
+        let served = Served::new();
+        let stream = served.connect();
+        assert_eq!(ask(&stream, "fv=1\n\n"), "fv=0\nerrno=0\n\n");
+        assert_eq!(ask(&stream, "get=1\n\n"), "listen_port=0\nerrno=0\n\n");
+        assert_eq!(ask(&stream, "fv=1\nfv=1\n\n"), "errno=22\n\n");
+        served.fake.end();
+        assert_eq!(ask(&stream, "fv=1\n\n"), "errno=5\n\n");
     }
 
     #[test]

@@ -6,6 +6,8 @@ mod config;
 mod control;
 mod daemon;
 mod demo;
+mod doctor;
+mod events;
 mod ifname;
 mod key;
 mod link;
@@ -44,10 +46,18 @@ fn run(cli: &Cli) -> Result<(), String> {
         Some(Command::Show { ifname, json }) => {
             show::run(Path::new(control::DIRECTORY), ifname.as_deref(), *json)
         }
+        Some(Command::Doctor { ifname, json }) => {
+            doctor::run(Path::new(control::DIRECTORY), ifname.as_deref(), *json)
+        }
         Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
-        Some(Command::Up { file, for_demo }) => up::run(file, *for_demo),
+        Some(Command::Up { file, for_demo, threads }) => {
+            if let Some(notice) = threads.notice()? {
+                eprintln!("fv: {notice}");
+            }
+            up::run(file, *for_demo)
+        }
         Some(Command::Demo { megabytes, no_tun }) => {
             demo::run(demo::Options { megabytes: *megabytes, no_tun: *no_tun })
         }
@@ -63,6 +73,12 @@ fn serve(cli: &Cli) -> Result<(), String> {
     if cli.in_background {
         daemon::leave_terminal();
     } else {
+        if is_typed()
+            && control::scope(ifname).is_none()
+            && let Some(question) = cli::mistyped(ifname)
+        {
+            return Err(question);
+        }
         if let Some(notice) = cli.threads.notice()? {
             eprintln!("fv: {notice}");
         }
@@ -86,4 +102,11 @@ fn serve(cli: &Cli) -> Result<(), String> {
     }
     daemon::tell_systemd();
     tunnel.wait()
+}
+
+/// Whether a person may have written the name by mistake: not after `--`, which says that it is one, and not when
+/// wg-quick passes it on.
+fn is_typed() -> bool {
+    std::env::var_os("WG_QUICK_USERSPACE_IMPLEMENTATION").is_none()
+        && !std::env::args_os().any(|word| word == "--")
 }

@@ -39,7 +39,7 @@ pub(crate) fn run(directory: &Path, ifname: Option<&str>, json: bool) -> Result<
 }
 
 /// Names of the sockets that somebody serves; those of killed processes are passed over.
-fn names(directory: &Path) -> Result<Vec<String>, String> {
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>, String> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -63,8 +63,17 @@ fn names(directory: &Path) -> Result<Vec<String>, String> {
 /// # Errors
 /// One sentence that says what to do.
 pub(crate) fn ask(directory: &Path, name: &str) -> Result<DeviceSnapshot, String> {
+    let answer = exchange(directory, name, "get=1")?;
+    uapi::parse_get(&answer, &control::scope).map_err(|e| format!("{name}: {e}"))
+}
+
+/// What the control socket of `name` in `directory` answers to a request of one line; empty when it only closes.
+///
+/// # Errors
+/// One sentence that says what to do.
+pub(crate) fn exchange(directory: &Path, name: &str, request: &str) -> Result<Zeroizing<String>, String> {
     let path = control::path_in(directory, name);
-    let answer = exchange(&path).map_err(|e| {
+    talk(&path, request).map_err(|e| {
         let (kind, path) = (e.kind(), path.display());
         if matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) {
             format!("{name}: no tunnel of this name runs in user space here ({path}: {e})")
@@ -73,15 +82,14 @@ pub(crate) fn ask(directory: &Path, name: &str) -> Result<DeviceSnapshot, String
         } else {
             format!("{name}: no answer on {path}: {e}")
         }
-    })?;
-    uapi::parse_get(&answer, &control::scope).map_err(|e| format!("{name}: {e}"))
+    })
 }
 
-fn exchange(path: &Path) -> io::Result<Zeroizing<String>> {
+fn talk(path: &Path, request: &str) -> io::Result<Zeroizing<String>> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(b"get=1\n\n")?;
+    stream.write_all(format!("{request}\n\n").as_bytes())?;
     // Only one request is coming: the other side closes after its answer instead of waiting for another.
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut answer = Zeroizing::new(String::with_capacity(1 << 16));

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use forestvpn_quantum::config::{DeviceSnapshot, DeviceUpdate};
 use forestvpn_quantum::io::{BootClock, Link, Offloads, Tun, Udp, fd};
 use forestvpn_quantum::time::OsEntropy;
-use forestvpn_quantum::{ConfigureError, Device, DeviceConfig, Fatal, Handle, Worker};
+use forestvpn_quantum::{ConfigureError, Device, DeviceConfig, Fatal, Gone, Handle, Worker};
 use nix::errno::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -21,6 +21,7 @@ use crate::control::{Control, ControlServer, ControlSocket, DIRECTORY, Refusal};
 use crate::link::{Follower, Next, follow};
 use crate::netlink::Netlink;
 use crate::uapi::shown;
+use crate::{doctor, events};
 
 /// What is left of an Ethernet frame inside of a tunnel over IPv6, rounded: 1500 - 80.
 const DEFAULT_MTU: u16 = 1420;
@@ -47,7 +48,7 @@ impl Tunnel {
     /// # Errors
     /// One sentence that says what to do; nothing is left behind.
     pub(crate) fn start(ifname: &str, end: impl End) -> Result<Self, String> {
-        let offloads = switched()?;
+        let offloads = doctor::switched()?;
         let mut tun = match inherited("WG_TUN_FD")? {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
             None => {
@@ -78,6 +79,7 @@ impl Tunnel {
         let (mut worker, handle) =
             Worker::new(device, tun, Udp::with_offloads(offloads), BootClock::default())?;
         worker.set_merging(offloads.tun_gro);
+        events::log_all(worker.events())?;
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
         let mut tunnel = Self {
             name,
@@ -88,13 +90,13 @@ impl Tunnel {
         };
         end_on_signals(handle.clone(), end.clone())?;
         let deleted = Arc::clone(&tunnel.deleted);
-        follow(link, Monitor { handle: handle.clone(), deleted, trouble: String::new() })?;
+        follow(link, Monitor { handle: handle.clone(), deleted, trouble: String::new(), short: None })?;
         let at_removal = handle.clone();
         let removed = move || {
             log::info!("the control socket was removed; ending");
             end(&at_removal);
         };
-        tunnel.control = Some(socket.serve(Arc::new(handle), removed)?);
+        tunnel.control = Some(socket.serve(Arc::new(Controlled { handle, offloads }), removed)?);
         Ok(tunnel)
     }
 
@@ -146,17 +148,26 @@ impl Drop for Tunnel {
 pub(crate) trait End: Fn(&Handle) + Clone + Send + 'static {}
 impl<F: Fn(&Handle) + Clone + Send + 'static> End for F {}
 
-/// What FV_NO_OFFLOAD leaves on.
-fn switched() -> Result<Offloads, String> {
-    let list = env::var("FV_NO_OFFLOAD").unwrap_or_default();
-    Offloads::default().without(&list).map_err(|e| format!("FV_NO_OFFLOAD: {e}"))
-}
-
 struct Monitor {
     handle: Handle,
     deleted: Arc<AtomicBool>,
     /// What was said last about a link that does not come up; said once, tried again each second.
     trouble: String,
+    /// What was said last about socket buffers.
+    short: Option<String>,
+}
+
+impl Monitor {
+    /// Says it when the sockets got less than they wanted, once.
+    fn look_at_buffers(&mut self) {
+        let sockets = self.handle.status().ok().and_then(|status| status.udp);
+        let Some(sockets) = sockets else { return };
+        let short = doctor::small_buffers(sockets.buffers);
+        if let Some(text) = short.as_ref().filter(|_| short != self.short) {
+            log::warn!("{text}");
+        }
+        self.short = short;
+    }
 }
 
 impl Follower for Monitor {
@@ -164,6 +175,9 @@ impl Follower for Monitor {
         match self.handle.set_link(up, mtu) {
             Ok(()) => {
                 self.trouble.clear();
+                if up {
+                    self.look_at_buffers();
+                }
                 Next::Watch
             }
             Err(ConfigureError::Gone) => Next::End,
@@ -184,9 +198,19 @@ impl Follower for Monitor {
     }
 }
 
-impl Control for Handle {
+/// What the control socket controls.
+struct Controlled {
+    handle: Handle,
+    offloads: Offloads,
+}
+
+fn gone(gone: Gone) -> Refusal {
+    Refusal { errno: Errno::EIO, text: gone.to_string() }
+}
+
+impl Control for Controlled {
     fn configure(&self, update: DeviceUpdate) -> Result<(), Refusal> {
-        Self::configure(self, update).map_err(|e| {
+        self.handle.configure(update).map_err(|e| {
             let errno = match &e {
                 ConfigureError::Bind { source, .. } | ConfigureError::Mark { source, .. } => {
                     source.raw_os_error().map_or(Errno::EADDRINUSE, Errno::from_raw)
@@ -200,7 +224,13 @@ impl Control for Handle {
     }
 
     fn snapshot(&self) -> Result<DeviceSnapshot, Refusal> {
-        Self::snapshot(self).map_err(|e| Refusal { errno: Errno::EIO, text: e.to_string() })
+        self.handle.snapshot().map_err(gone)
+    }
+
+    fn report(&self) -> Result<String, Refusal> {
+        let (status, counters) = (self.handle.status().map_err(gone)?, self.handle.counters().map_err(gone)?);
+        let port = self.snapshot()?.listen_port;
+        Ok(doctor::report::text(&status, &counters, self.offloads, port))
     }
 }
 
@@ -222,18 +252,25 @@ fn default_mtu(tun: &Tun) -> Result<(), String> {
     }
 }
 
-/// The first signal ends the tunnel in order, the second ends the process at once.
+/// The first signal ends the tunnel in order, the second says that this goes on, the third ends the process at
+/// once: whoever presses Ctrl-C twice shall not be left with half of the rules and servers.
 fn end_on_signals(handle: Handle, end: impl End) -> io::Result<()> {
     // Whoever started us with nohup wants us to outlive the terminal.
     let ends: &[i32] = if ignored(SIGHUP) { &[SIGINT, SIGTERM] } else { &[SIGINT, SIGTERM, SIGHUP] };
     let mut signals = Signals::new(ends)?;
     thread::Builder::new().name("signals".into()).spawn(move || {
         for (count, signal) in signals.forever().enumerate() {
-            if count > 0 {
-                std::process::exit(128_i32.saturating_add(signal));
+            match count {
+                0 => {
+                    log::info!("signal {signal}; ending");
+                    end(&handle);
+                }
+                1 => log::warn!(
+                    "signal {signal} again: still undoing what was set up; one more ends at once and leaves the \
+                     rest as it is"
+                ),
+                _ => std::process::exit(128_i32.saturating_add(signal)),
             }
-            log::info!("signal {signal}; ending");
-            end(&handle);
         }
     })?;
     Ok(())

@@ -25,6 +25,11 @@ pub struct SocketBuffers {
     pub send: usize,
 }
 
+impl SocketBuffers {
+    /// What is asked for.
+    pub const WANTED: Self = Self { receive: RECEIVE_BUFFER, send: SEND_BUFFER };
+}
+
 /// Two sockets on one port; one of them may be absent.
 #[derive(Debug)]
 pub(super) struct Pair {

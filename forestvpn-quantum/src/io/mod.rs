@@ -5,6 +5,7 @@ use std::io;
 use std::io::IoSlice;
 
 use crate::batch::{Endpoint, Train, Unsent};
+use crate::event::GivenUp;
 use crate::offload::VnetHdr;
 
 mod bind;
@@ -24,7 +25,7 @@ pub mod udp;
 pub use bind::SocketBuffers;
 pub use clock::BootClock;
 pub use link::{Link, LinkStatus};
-pub use offloads::{Offloads, UnknownOffload};
+pub use offloads::{Kernel, Offloads, UnknownOffload};
 pub use poll::{Poller, Queue, Ready};
 pub use slots::{RxMeta, RxSlots};
 pub use tun::{Tun, TunError};
@@ -96,6 +97,25 @@ pub fn device_gone(error: &io::Error) -> bool {
 pub struct UdpCaps {
     /// Most datagrams in one send; 1 = no segmentation offload.
     pub gso_segments: usize,
+    /// Reads may give trains.
+    pub gro: bool,
+}
+
+/// How open sockets are equipped at this moment, for whoever looks after them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpStatus {
+    /// There is an IPv4 socket.
+    pub ipv4: bool,
+    /// There is an IPv6 socket.
+    pub ipv6: bool,
+    /// What the kernel granted.
+    pub buffers: SocketBuffers,
+    /// Most datagrams in one send when the sockets were opened; 1 = no segmentation offload.
+    pub granted_segments: usize,
+    /// The same now; 1 after it was given up.
+    pub segments: usize,
+    /// Destinations to which segmentation offload was given up.
+    pub paths_without: usize,
     /// Reads may give trains.
     pub gro: bool,
 }
@@ -176,6 +196,16 @@ pub trait UdpQueue {
 
     /// What was counted so far.
     fn counters(&self) -> UdpCounters;
+
+    /// How the sockets are equipped, while open and where there is something to say.
+    fn status(&self) -> Option<UdpStatus> {
+        None
+    }
+
+    /// A trick that the kernel refused; each is given once.
+    fn poll_given_up(&mut self) -> Option<GivenUp> {
+        None
+    }
 }
 
 #[cfg(test)]

@@ -12,8 +12,9 @@ use std::time::Duration;
 use super::bind::{Pair, SocketBuffers};
 use super::cmsg::{self, Control, NAME_LEN};
 use super::fd::wait_writable;
-use super::{Offloads, Poller, Queue, Ready, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue};
+use super::{Offloads, Poller, Queue, Ready, RxMeta, RxSlots, UdpCaps, UdpCounters, UdpQueue, UdpStatus};
 use crate::batch::{Endpoint, Envelope, Train, Unsent, canonical};
+use crate::event::GivenUp;
 
 /// Most datagrams per system call.
 const BATCH: usize = 64;
@@ -102,6 +103,8 @@ struct Segmenting {
     most: usize,
     /// Destinations whose path refused trains, while the sockets stay open.
     refused: Vec<SocketAddr>,
+    /// What was given up and not told yet.
+    untold: Vec<GivenUp>,
 }
 
 impl Segmenting {
@@ -114,12 +117,19 @@ impl Segmenting {
     }
 
     /// The kernel refused a train to `to`.
-    fn give_up(&mut self, error: i32, to: SocketAddr) {
+    fn give_up(&mut self, errno: i32, to: SocketAddr) {
         // EIO: the way out has no checksum offload, whoever it leads to. Else only this path is too narrow.
-        if error == libc::EIO || self.refused.len() >= MAX_UNCUT {
-            self.most = 1;
+        let told = if errno == libc::EIO || self.refused.len() >= MAX_UNCUT {
+            let before = std::mem::replace(&mut self.most, 1);
+            (before != 1).then_some(GivenUp::Segmentation { errno })
         } else if !self.refused.contains(&to) {
             self.refused.push(to);
+            Some(GivenUp::SegmentationTowards { remote: to, errno })
+        } else {
+            None
+        };
+        if let Some(given_up) = told.filter(|_| self.untold.len() < MAX_UNCUT) {
+            self.untold.push(given_up);
         }
     }
 }
@@ -150,7 +160,11 @@ impl Udp {
             tx: Batch::new(),
             again: Batch::new(),
             offloads,
-            segmenting: Segmenting { most: 1, refused: Vec::with_capacity(MAX_UNCUT) },
+            segmenting: Segmenting {
+                most: 1,
+                refused: Vec::with_capacity(MAX_UNCUT),
+                untold: Vec::with_capacity(MAX_UNCUT),
+            },
             ready: Ready::ALL,
             asked: FEWEST,
             joined: false,
@@ -310,6 +324,23 @@ impl UdpQueue for Udp {
 
     fn counters(&self) -> UdpCounters {
         self.counters
+    }
+
+    fn status(&self) -> Option<UdpStatus> {
+        self.pair.as_ref().map(|pair| UdpStatus {
+            ipv4: pair.v4.is_some(),
+            ipv6: pair.v6.is_some(),
+            buffers: pair.buffers,
+            granted_segments: pair.segments,
+            segments: self.segmenting.most,
+            paths_without: self.segmenting.refused.len(),
+            gro: pair.gro,
+        })
+    }
+
+    fn poll_given_up(&mut self) -> Option<GivenUp> {
+        let untold = &mut self.segmenting.untold;
+        (!untold.is_empty()).then(|| untold.remove(0))
     }
 }
 
@@ -740,7 +771,7 @@ mod tests {
 
     #[test]
     fn a_refused_train_goes_again_one_by_one_and_only_its_destination_is_remembered() {
-        let mut s = Segmenting { most: 64, refused: Vec::new() };
+        let mut s = Segmenting { most: 64, refused: Vec::new(), untold: Vec::new() };
         let (near, far): (SocketAddr, SocketAddr) =
             ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
         let bytes = [0; 3000];
@@ -750,6 +781,11 @@ mod tests {
         assert_eq!(s.per_send(&train(near, 1452, &bytes)), 45, "what fits one IPv4 datagram");
         s.give_up(libc::EIO, near);
         assert_eq!(s.per_send(&train(near, 1000, &bytes)), 1, "no checksum offload: for all");
+        // Trains that were under way meanwhile.
+        s.give_up(libc::EINVAL, far);
+        s.give_up(libc::EIO, near);
+        let towards = GivenUp::SegmentationTowards { remote: far, errno: libc::EINVAL };
+        assert_eq!(s.untold, [towards, GivenUp::Segmentation { errno: libc::EIO }], "each is told once");
     }
 
     #[test]

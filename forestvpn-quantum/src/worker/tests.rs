@@ -10,6 +10,7 @@ use super::*;
 use crate::batch::{Endpoint, LocalAddr};
 use crate::config::{AllowedIp, PeerUpdate};
 use crate::device::DeviceConfig;
+use crate::event::GivenUp;
 use crate::handle::Gone;
 use crate::harness::{A, B, EPOCH, Seeded, packet};
 use crate::io::mem::{MemTun, MemUdp, tun_pair, udp_pair};
@@ -386,6 +387,23 @@ fn events_come_out_with_the_peer_they_are_about() {
     let (event, peer) = events.try_recv().unwrap();
     assert!(matches!(event, Event::SessionEstablished(_)), "{event:?}");
     assert_eq!(peer, Some(key(B).public_key()));
+}
+
+#[test]
+fn a_joined_write_that_is_refused_costs_nothing_and_is_told_once() {
+    let mut rig = Rig::connected();
+    let events = rig.ends[B].worker.events();
+    rig.ends[B].worker.delivery.set_merging(true);
+    assert!(rig.ends[B].worker.status().merging);
+    rig.ends[B].worker.tun().faults.fail_send(1, libc::EINVAL);
+    let packets: Vec<_> = (0..6).map(|i| segment(1, i * 1000, &[7; 1000])).collect();
+    packets.iter().for_each(|p| rig.ends[A].give(p));
+    rig.settle();
+    assert_eq!(rig.ends[B].taken(), packets);
+    let given_up: Vec<_> = events.try_iter().filter(|(_, peer)| peer.is_none()).collect();
+    assert_eq!(given_up, [(Event::OffloadGivenUp(GivenUp::JoinedWrites { errno: libc::EINVAL }), None)]);
+    assert!(!rig.ends[B].worker.status().merging);
+    assert_eq!(rig.ends[B].count("tun_merge_fallbacks"), 1);
 }
 
 #[test]

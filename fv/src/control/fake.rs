@@ -56,6 +56,10 @@ impl Control for Fake {
         self.check()?;
         Ok(self.device.lock().expect("no panic before").clone())
     }
+
+    fn report(&self) -> Result<String, Refusal> {
+        self.check().map(|()| "fv=0\n".to_owned())
+    }
 }
 
 fn apply(device: &mut DeviceSnapshot, update: &PeerUpdate) {
