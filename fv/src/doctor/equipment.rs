@@ -132,7 +132,7 @@ impl Equipment {
         if finding.state == State::Ok && udp.paths_without > 0 {
             finding.state = State::Look;
             finding.text =
-                format!("given up towards {} addresses, whose path refused trains", udp.paths_without);
+                format!("given up towards some addresses ({}), whose path refused trains", udp.paths_without);
             finding.advice =
                 Some("their path takes smaller packets than ours: lower the MTU of the tunnel".into());
         }
@@ -214,7 +214,7 @@ mod tests {
         assert!(find(&now, "UDP_SEGMENT").text.contains("EIO"));
         let udp = now.udp.as_mut().expect("set above");
         (udp.segments, udp.paths_without) = (64, 2);
-        assert!(find(&now, "UDP_SEGMENT").text.contains("towards 2 addresses"));
+        assert!(find(&now, "UDP_SEGMENT").text.contains("towards some addresses (2)"));
         now.joining = Joining::Refused("EINVAL".into());
         assert_eq!(find(&now, "joined writes").state, State::No);
         now.offloads = Offloads::NONE;

@@ -93,13 +93,11 @@ fn try_tun(findings: &mut Vec<Finding>) -> TunResult {
     let mut tun = match Tun::open(&name) {
         Ok(tun) => tun,
         Err(error) => {
-            let what = match error {
-                TunError::NoNode | TunError::NodeDenied | TunError::NoDriver => "TUN device",
-                _ => {
-                    findings.push(Finding::new("TUN device", State::Ok, "/dev/net/tun may be opened"));
-                    "interface"
-                }
-            };
+            let at_node = matches!(error, TunError::NoNode | TunError::NodeDenied | TunError::NoDriver);
+            if !at_node {
+                findings.push(Finding::new("TUN device", State::Ok, "/dev/net/tun may be opened"));
+            }
+            let what = if at_node { "TUN device" } else { "interface" };
             let text = error.to_string();
             let (text, advice) = text.split_once("; ").unwrap_or((&text, ""));
             findings.push(Finding::new(what, State::Fail, text).advise(advice));
@@ -174,7 +172,8 @@ mod tests {
     #[test]
     fn the_packet_of_the_self_test_is_dropped_by_the_first_look_of_the_ip_stack() {
         let (header, packet) = two_segments();
-        let sum: u32 = packet[..20].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+        let sum: u32 =
+            packet[..20].as_chunks().0.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
         assert_ne!((sum & 0xffff) + (sum >> 16), 0xffff, "its header checksum is right");
         assert_eq!(usize::from(header.hdr_len) + 2 * usize::from(header.gso_size), packet.len());
         let counted = |name: &str| {

@@ -146,7 +146,7 @@ mod tests {
         let report = UP.replace("up=true", "up=false").replace("tun_joining=true\n", lost);
         let text = said(&report, &DeviceSnapshot::default());
         for part in
-            ["ip link set wg0 up", "the kernel refused one", "3 datagrams were not sent", "1 joined writes"]
+            ["ip link set wg0 up", "the kernel refused one", "3: datagrams were not sent", "1: joined writes"]
         {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -15,6 +15,7 @@ mod transfer;
 mod allowed_ips;
 mod command_line;
 mod config_file;
+mod doctor;
 mod interop;
 mod kernel_suite;
 mod protocol;

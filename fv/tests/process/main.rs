@@ -3,6 +3,7 @@
 //! namespace that goes away with its test.
 
 mod demo;
+mod doctor;
 mod life;
 mod place;
 mod settings;

@@ -257,6 +257,48 @@ fn hooks_run_in_their_order_and_predown_still_has_the_tunnel() {
 }
 
 #[test]
+fn a_second_signal_does_not_keep_it_from_undoing_everything_and_says_so() {
+    let Some(site) = Site::new("u2") else { return };
+    let log = site.folder.path().join("log");
+    let hook = format!("PreDown = echo begun >> {0}; sleep 2; echo done >> {0}", log.display());
+    site.write(&format!("Address = 10.8.0.2/24\n{hook}"), &peer(STRANGER, "AllowedIPs = 0.0.0.0/0, ::/0"));
+    let before = site.state();
+    let said = |part: &str| fs::read_to_string(&log).is_ok_and(|log| log.contains(part));
+    let running = site.up();
+    assert!(within(5, || site.place.run(&["ip", "rule"]).contains("suppress_prefixlength")));
+    running.signal(Signal::SIGINT);
+    assert!(within(5, || said("begun")));
+    running.signal(Signal::SIGINT);
+    let (code, text) = running.end();
+    assert_eq!(code, Some(0), "{text}");
+    assert!(said("done") && text.contains("still undoing what was set up"), "{text}");
+    assert_eq!(site.state(), before, "{text}");
+}
+
+#[test]
+fn a_third_signal_ends_it_at_once() {
+    let Some(site) = Site::new("u3") else { return };
+    let log = site.folder.path().join("log");
+    site.write(
+        &format!("Address = 10.8.0.2/24\nPreDown = exec 2>&-; echo begun >> {}; sleep 8", log.display()),
+        "",
+    );
+    let running = site.up();
+    assert!(within(5, || site.place.run(&["ip", "address"]).contains("10.8.0.2")));
+    std::thread::sleep(Duration::from_millis(200));
+    let begun = Instant::now();
+    // One after the other: signals that come together count once.
+    for _ in 0..3 {
+        running.signal(Signal::SIGINT);
+        assert!(within(5, || log.exists()), "PreDown does not run");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let (code, text) = running.end();
+    assert_eq!(code, Some(130), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(6) && text.contains("one more ends at once"), "{text}");
+}
+
+#[test]
 fn dns_goes_to_resolvconf_and_is_taken_back_and_without_it_that_is_said() {
     let Some(site) = Site::new("ud") else { return };
     let log = site.folder.path().join("log");
