@@ -50,6 +50,7 @@ pub(super) fn ask(directory: &Path, ifname: &str) -> Result<Running, String> {
 fn explain(ifname: &str, report: Report, device: &DeviceSnapshot, kernel: Kernel) -> Running {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut in_use = vec![link(ifname, &report, device)];
+    in_use.extend(key(ifname, device));
     in_use.push(Finding::new("threads", State::Ok, format!("{} carries packets", report.threads)));
     in_use.push(Finding::new("cipher", State::Ok, format!("ChaCha20-Poly1305 by {}", report.cipher)));
     in_use.push(peers(device, now));
@@ -64,7 +65,7 @@ fn explain(ifname: &str, report: Report, device: &DeviceSnapshot, kernel: Kernel
     in_use.extend(Equipment { kernel, offloads, tun: Some(tun), joining, udp }.findings());
     Running {
         interface: ifname.to_owned(),
-        wrong: advice::wrong(&report),
+        wrong: advice::wrong(&report).into_iter().chain(forwarding(&report)).collect(),
         in_use,
         counters: report.counters.iter().cloned().collect(),
         fv: report.version,
@@ -78,6 +79,24 @@ fn link(ifname: &str, report: &Report, device: &DeviceSnapshot) -> Finding {
     }
     Finding::new("link", State::Look, "down: no packet passes")
         .advise(format!("ip link set {ifname} up; if it is up, the log of fv says what is wrong"))
+}
+
+fn key(ifname: &str, device: &DeviceSnapshot) -> Option<Finding> {
+    let advice = format!("wg set {ifname} private-key FILE");
+    let missing = || Finding::new("key", State::Look, "there is no private key: no handshake").advise(advice);
+    device.private_key.is_none().then(missing)
+}
+
+/// Where joined packets are passed on, some network cards and bridges mishandle them. Nothing here shows that.
+fn forwarding(report: &Report) -> Option<Finding> {
+    let written = report.counter("tun_merged_writes");
+    let settings = ["/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"];
+    let forwards =
+        settings.iter().any(|path| std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1"));
+    (written > 0 && forwards).then(|| {
+        Finding::new("tun_merged_writes", State::Note, format!("{written}: and this host forwards packets"))
+            .advise("if TCP that is forwarded stalls, while TCP to this host is fast: FV_NO_OFFLOAD=tun-gro")
+    })
 }
 
 fn peers(device: &DeviceSnapshot, now: Duration) -> Finding {
@@ -96,10 +115,22 @@ fn peers(device: &DeviceSnapshot, now: Duration) -> Finding {
 impl Running {
     pub(super) fn as_text(&self) -> String {
         let mut out = format!("{}: fv {}\n{}\ncounters\n", self.interface, self.fv, lines(&self.in_use));
-        let width = self.ordered.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        for (name, value) in &self.ordered {
+        let (zero, some): (Vec<_>, Vec<_>) = self.ordered.iter().partition(|(_, value)| *value == 0);
+        let width = some.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, value) in some {
             let _ = writeln!(out, "  {name:width$}  {value}");
         }
+        out += "  zero:";
+        // In lines that fit a screen.
+        let mut start = out.len();
+        for (name, _) in zero {
+            if out.len() - start > 90 {
+                out += "\n       ";
+                start = out.len();
+            }
+            let _ = write!(out, " {name}");
+        }
+        out.push('\n');
         let looks = |findings: &[Finding]| findings.iter().any(|finding| finding.state == State::Look);
         if self.wrong.is_empty() {
             out += "\nNothing was lost or refused.\n";
@@ -120,8 +151,8 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forestvpn_quantum::PublicKey;
     use forestvpn_quantum::config::PeerSnapshot;
+    use forestvpn_quantum::{PrivateKey, PublicKey};
 
     const UP: &str = "fv=0.1.0\nup=true\nswitched_off=\ncipher=ring\nthreads=1\ntun_header=true\ntun_tso=true\n\
                       tun_uso=true\ntun_joining=true\nudp_ipv4=true\nudp_ipv6=true\nudp_receive_buffer=4194304\n\
@@ -135,9 +166,11 @@ mod tests {
 
     #[test]
     fn a_tunnel_without_losses_looks_right() {
-        let text = said(&format!("{UP}counter_udp_sent=5\n"), &DeviceSnapshot::default());
+        let device =
+            DeviceSnapshot { private_key: Some(PrivateKey::new([1; 32])), ..DeviceSnapshot::default() };
+        let text = said(&format!("{UP}counter_udp_sent=5\ncounter_spoofed=0\n"), &device);
         assert!(text.starts_with("wg0: fv 0.1.0\n") && text.ends_with("Nothing looks wrong.\n"), "{text}");
-        assert!(text.contains("udp_sent  5") && !text.contains("LOOK"), "{text}");
+        assert!(text.contains("udp_sent  5\n  zero: spoofed\n") && !text.contains("LOOK"), "{text}");
     }
 
     #[test]
@@ -145,9 +178,13 @@ mod tests {
         let lost = "tun_joining=false\ncounter_tun_merge_fallbacks=1\ncounter_udp_lost_full=3\n";
         let report = UP.replace("up=true", "up=false").replace("tun_joining=true\n", lost);
         let text = said(&report, &DeviceSnapshot::default());
-        for part in
-            ["ip link set wg0 up", "the kernel refused one", "3: datagrams were not sent", "1: joined writes"]
-        {
+        for part in [
+            "wg set wg0 private-key",
+            "ip link set wg0 up",
+            "the kernel refused one",
+            "3: datagrams were not sent",
+            "1: joined writes",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("Nothing looks wrong"), "{text}");
