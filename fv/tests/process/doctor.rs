@@ -39,8 +39,6 @@ fn the_exit_code_says_whether_a_tunnel_can_run_here_and_the_text_says_why_not() 
     }
     let list = json(&fv(&["doctor", "--json"]));
     assert_eq!(list["ok"], output.status.success());
-    let interfaces = std::fs::read_to_string("/proc/net/dev").expect("there");
-    assert!(!interfaces.contains(&format!("fvdoctor{}", std::process::id())), "{interfaces}");
 }
 
 #[test]
