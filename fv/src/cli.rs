@@ -24,7 +24,7 @@ Examples:
       wg0 has in use, what it counted, and what looks wrong.
 
 Environment:
-  LOG_LEVEL     silent, error (the default), debug or verbose; lines go to standard error
+  LOG_LEVEL     silent, error (the default), info, debug or verbose; lines go to standard error
   WG_THREADS    as --threads
   WG_PROCESS_FOREGROUND=1
                 as --foreground

@@ -94,17 +94,22 @@ fn a_running_tunnel_tells_what_it_has_in_use_and_what_it_counted() {
 #[test]
 #[ignore = "needs root: task test:net"]
 fn a_link_that_is_down_and_a_program_that_is_not_fv_are_named() {
-    if !ready(&["wireguard-go"]) {
+    if !ready(&["wireguard-go", "boringtun-cli", "gotatun"]) {
         return;
     }
-    let pair = Pair::unconfigured(Program::Fv, Program::WireguardGo);
-    let link = find(&examine(&pair.left.node)["in_use"], "link").clone();
-    assert_eq!(link["state"], "look");
-    assert!(link["advice"].as_str().expect("advice").starts_with("ip link set"));
-    let output = try_sh(&format!("{} doctor {}", fv(), pair.right.node.name));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && said.contains("is not fv, or an older one"), "{said}");
-    pair.right.node.wg("show");
+    for other in [Program::WireguardGo, Program::Boringtun, Program::Gotatun] {
+        let pair = Pair::unconfigured(Program::Fv, other);
+        let link = find(&examine(&pair.left.node)["in_use"], "link").clone();
+        assert_eq!(link["state"], "look");
+        assert!(link["advice"].as_str().expect("advice").starts_with("ip link set"));
+        let output = try_sh(&format!("{} doctor {}", fv(), pair.right.node.name));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(1) && said.contains("is not fv, or an older one"),
+            "{other:?}: {said}"
+        );
+        pair.right.node.wg("show");
+    }
 }
 
 #[test]
