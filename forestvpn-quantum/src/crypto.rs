@@ -125,7 +125,98 @@ const fn nonce(counter: u64) -> [u8; 12] {
     [0, 0, 0, 0, c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]]
 }
 
-/// A ChaCha20-Poly1305 key, expanded once per session, wiped on drop.
+/// One packet in a buffer: `len` bytes of text at `at`, the tag after them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Job {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+    pub(crate) counter: u64,
+}
+
+/// Most packets of one [`TrainKey`] call.
+pub(crate) const MOST: usize = 64;
+/// Fewer packets than this are faster one by one (docs/adr/0003-aead.md).
+#[cfg(target_arch = "x86_64")]
+const FEWEST: usize = 6;
+
+/// Which code encrypts data packets on this machine, in words; `trains` as in
+/// [`DeviceConfig::train_cipher`](crate::DeviceConfig::train_cipher).
+pub fn cipher(trains: bool) -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    let lanes = trains && crate::lanes::able();
+    #[cfg(not(target_arch = "x86_64"))]
+    let lanes = {
+        let _ = trains;
+        false
+    };
+    match (cfg!(feature = "ring"), lanes) {
+        (true, false) => "ring",
+        (true, true) => "ring, and AVX-512 for trains of packets",
+        (false, false) => "RustCrypto",
+        (false, true) => "RustCrypto, and AVX-512 for trains of packets",
+    }
+}
+
+/// A key for data packets: single ones, or up to [`MOST`] at once.
+pub(crate) struct TrainKey {
+    single: AeadKey,
+    #[cfg(target_arch = "x86_64")]
+    lanes: Option<Wiped<crate::lanes::Lanes>>,
+}
+
+impl TrainKey {
+    /// With `trains`, where the processor can, many packets go through its wide registers together.
+    pub(crate) fn new(key: &Secret, trains: bool) -> Self {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = trains;
+        Self {
+            single: AeadKey::new(key),
+            #[cfg(target_arch = "x86_64")]
+            lanes: trains.then(|| crate::lanes::Lanes::new(key.bytes())).flatten().map(Wiped::new),
+        }
+    }
+
+    /// As [`AeadKey::seal`], without additional data.
+    pub(crate) fn seal(&self, counter: u64, buf: &mut [u8]) {
+        self.single.seal(counter, &[], buf);
+    }
+
+    /// As [`AeadKey::open`], without additional data.
+    pub(crate) fn open(&self, counter: u64, buf: &mut [u8]) -> Option<usize> {
+        self.single.open(counter, &[], buf)
+    }
+
+    /// Encrypts the text of each job in place and writes its tag behind it.
+    pub(crate) fn seal_all(&self, bytes: &mut [u8], jobs: &[Job]) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST) {
+            return lanes.seal(bytes, jobs);
+        }
+        for Job { at, len, counter } in jobs {
+            if let Some(buf) = bytes.get_mut(*at..at + len + TAG) {
+                self.seal(*counter, buf);
+            }
+        }
+    }
+
+    /// Verifies and decrypts each job in place. Gives one bit a job, set for those that are right; the text of the
+    /// others is worthless.
+    pub(crate) fn open_all(&self, bytes: &mut [u8], jobs: &[Job]) -> u64 {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST) {
+            return lanes.open(bytes, jobs);
+        }
+        let mut good = 0;
+        for (i, Job { at, len, counter }) in jobs.iter().enumerate() {
+            if let Some(buf) = bytes.get_mut(*at..at + len + TAG) {
+                good |= u64::from(self.open(*counter, buf).is_some()) << i;
+            }
+        }
+        good
+    }
+}
+
+/// A ChaCha20-Poly1305 key, expanded once, wiped on drop.
 pub(crate) struct AeadKey(Wiped<Cipher>);
 
 #[cfg(feature = "ring")]

@@ -13,6 +13,7 @@ use core::net::IpAddr;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
+use crate::crypto::{self, Job, MOST};
 use crate::event::{Discard, Event};
 use crate::index::Indices;
 use crate::ip;
@@ -50,11 +51,13 @@ pub struct DeviceConfig {
     pub staging_bytes: usize,
     /// Handshake messages that may wait for their turn; an eighth of it means "under load" (C-LOAD-1).
     pub handshake_queue: usize,
+    /// Trains of packets go through the cipher together, where the processor has registers wide enough.
+    pub train_cipher: bool,
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024 }
+        Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024, train_cipher: true }
     }
 }
 
@@ -121,6 +124,11 @@ impl Device {
             discards: [0; Discard::COUNT],
             entropy,
         }
+    }
+
+    /// Which code encrypts data packets here, in words.
+    pub fn cipher(&self) -> &'static str {
+        crypto::cipher(self.config.train_cipher)
     }
 
     /// The oldest event that was not polled yet.
@@ -212,8 +220,10 @@ impl Device {
             for (datagram, i) in train.chunks_mut(stride).zip(sent..sent + count) {
                 let Some(datagram) = datagram.get_mut(..datagram_len(cut.len(i), mtu)) else { break };
                 session::lay(datagram, cut.len(i), |packet| cut.write(i, packet));
-                key.seal(first + i as u64, datagram);
                 len += datagram.len();
+            }
+            if let Some(train) = train.get_mut(..len) {
+                key.seal_train(first + sent as u64, train, stride);
             }
             out.commit(len);
             sent += count;
@@ -328,14 +338,21 @@ impl Device {
     /// [`Device::poll_timeout`] is due at once then. One bad datagram never stops the rest.
     pub fn inbound(&mut self, now: Now, rx: Received<'_>, plain: &mut Vec<Span>, out: &mut impl Outbox) {
         let Received { bytes, stride, from, ecn } = rx;
-        let mut at = 0;
+        let (mut at, mut ahead) = (0, Ahead::default());
+        let stride = stride.max(1);
         //@ C-IN-6
-        for datagram in bytes.chunks_mut(stride.max(1)) {
+        while at < bytes.len() {
+            if bytes.len() > stride && ahead.left == 0 {
+                ahead = self.open_ahead(now, bytes, at, stride);
+            }
+            let end = bytes.len().min(at.saturating_add(stride));
+            let Some(datagram) = bytes.get_mut(at..end) else { break };
             let len = datagram.len();
+            let opened = ahead.next();
             let result = match wire::parse(datagram) {
                 _ if !self.up => Err(Discard::Down),
                 Some(Message::Data(header)) => {
-                    self.data(now, header, datagram, (from, ecn), out).map(|inner| {
+                    self.data(now, header, (datagram, opened), (from, ecn), out).map(|inner| {
                         if let (Some(len), Ok(at)) = (inner, u32::try_from(at + DATA_HEADER)) {
                             plain.push(Span { at, len });
                         }
@@ -352,19 +369,42 @@ impl Device {
         }
     }
 
+    /// Opens the data messages from `at` on that belong to one session and follow each other, before anything is
+    /// made of them: a cipher may take many at once.
+    fn open_ahead(&mut self, now: Now, bytes: &mut [u8], at: usize, stride: usize) -> Ahead {
+        let (mut jobs, mut used, mut index) = ([Job::default(); MOST], 0, None);
+        let train = bytes.get(at..).unwrap_or_default();
+        for (n, (job, datagram)) in jobs.iter_mut().zip(train.chunks(stride)).enumerate() {
+            let Some(Message::Data(header)) = wire::parse(datagram) else { break };
+            if *index.get_or_insert(header.receiver) != header.receiver {
+                break;
+            }
+            let len = datagram.len().saturating_sub(DATA_OVERHEAD);
+            *job = Job { at: at + n * stride + DATA_HEADER, len, counter: header.counter };
+            used = n + 1;
+        }
+        let peer = index.filter(|_| self.up).and_then(|index| Some((index, self.indices.keypair(index)?)));
+        let Some((index, entry)) = peer.and_then(|(index, id)| Some((index, self.peers.get_mut(id)?))) else {
+            return Ahead { left: used.max(1), ..Ahead::default() };
+        };
+        let (tried, right) =
+            entry.peer.open_ahead(index, bytes, jobs.get(..used).unwrap_or_default(), now.mono);
+        Ahead { left: used, tried, right }
+    }
+
     /// Gives the length of the IP packet that starts at offset 16; `None` for a keepalive.
     fn data(
         &mut self,
         now: Now,
         header: DataHeader,
-        datagram: &mut [u8],
+        (datagram, ahead): (&mut [u8], Option<bool>),
         (from, ecn): (Endpoint, Ecn),
         out: &mut impl Outbox,
     ) -> Result<Option<u16>, Discard> {
         let id = self.indices.keypair(header.receiver).ok_or(Discard::UnknownIndex)?;
         let entry = self.peers.get_mut(id).ok_or(Discard::UnknownIndex)?;
         let body = datagram.get_mut(DATA_HEADER..).ok_or(Discard::Malformed)?;
-        let opened = entry.peer.open(header, body, Some(from), now)?;
+        let opened = entry.peer.open(header, body, ahead, Some(from), now)?;
         if opened.roamed {
             self.event(Event::EndpointChanged(id));
         }
@@ -392,6 +432,23 @@ impl Device {
             entry.peer.stats.rx_bytes += (DATA_OVERHEAD + opened.len) as u64;
         }
         u16::try_from(len).map(Some).map_err(|_| Discard::NotIp)
+    }
+}
+
+/// What was opened before its turn: one bit each for the next `left` datagrams.
+#[derive(Clone, Copy, Default)]
+struct Ahead {
+    left: usize,
+    tried: u64,
+    right: u64,
+}
+
+impl Ahead {
+    /// Whether the next datagram is right; `None`: not opened yet.
+    const fn next(&mut self) -> Option<bool> {
+        let (tried, right) = (self.tried & 1 != 0, self.right & 1 != 0);
+        (self.left, self.tried, self.right) = (self.left.saturating_sub(1), self.tried >> 1, self.right >> 1);
+        if tried { Some(right) } else { None }
     }
 }
 

@@ -113,6 +113,8 @@ pub struct Status {
     pub merging: bool,
     /// The sockets, while they are open.
     pub udp: Option<UdpStatus>,
+    /// Which code encrypts data packets, in words.
+    pub cipher: &'static str,
 }
 
 pub(crate) type Reply<T> = SyncSender<T>;

@@ -33,6 +33,8 @@ mod index;
 pub mod io;
 mod ip;
 mod key;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod limiter;
 pub mod noise;
 pub mod offload;
@@ -54,6 +56,7 @@ pub mod x25519 {
     pub use x25519_dalek_2::{EphemeralSecret, PublicKey, ReusableSecret, SharedSecret, StaticSecret};
 }
 
+pub use crypto::cipher;
 pub use device::{ConfigError, Device, DeviceConfig, PeerId};
 pub use event::{Discard, Event, GivenUp};
 #[cfg(all(feature = "io", target_os = "linux"))]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::batch::Endpoint;
 use crate::cookie::{Checker, Signer};
-use crate::crypto;
+use crate::crypto::{self, Job};
 use crate::event::Discard;
 use crate::handshake::{self, Derived, Initiated, Introduced, Timestamp, TimestampSource};
 use crate::key::{PresharedKey, PrivateKey, PublicKey, Secret};
@@ -25,12 +25,14 @@ pub(crate) struct Local {
     pub(crate) private: PrivateKey,
     pub(crate) public: PublicKey,
     pub(crate) checker: Checker,
+    /// Sessions may use the cipher for many packets at once, where the processor has it.
+    pub(crate) trains: bool,
 }
 
 impl Local {
-    pub(crate) fn new(private: PrivateKey) -> Self {
+    pub(crate) fn new(private: PrivateKey, trains: bool) -> Self {
         let public = private.public_key();
-        Self { private, public, checker: Checker::new(&public) }
+        Self { private, public, checker: Checker::new(&public), trains }
     }
 }
 
@@ -88,6 +90,8 @@ pub(crate) struct Peer {
     pub(crate) psk: Option<PresharedKey>,
     /// X25519 of both static keys; `None` when it is zero or we have no key (C-PRIM-4).
     static_static: Option<Secret>,
+    /// As in [`Local`].
+    trains: bool,
     initiated: Option<Box<Initiated>>,
     keypairs: Keypairs,
     pub(crate) timers: Timers,
@@ -109,6 +113,7 @@ impl Peer {
             public,
             psk: None,
             static_static: None,
+            trains: false,
             initiated: None,
             keypairs: Keypairs::default(),
             timers: Timers::new(jitter),
@@ -127,6 +132,7 @@ impl Peer {
     fn set_local(&mut self, local: Option<&Local>) {
         //@ C-PRIM-4
         self.static_static = local.and_then(|l| crypto::x25519(&l.private, &self.public));
+        self.trains = local.is_some_and(|l| l.trains);
     }
 
     /// Our private key changed (C-HS-10). Gives the index of the handshake that ended.
@@ -251,8 +257,9 @@ impl Peer {
         let (mut message, derived) = handshake::respond(introduced, &ephemeral, self.psk.as_ref(), index)?;
         self.signer.sign(&mut message, now);
         //@ C-SES-2
+        let new = self.keypair(&derived, false, now);
         let keypairs = &mut self.keypairs;
-        let old_next = keypairs.next.replace(Self::keypair(&derived, false, now));
+        let old_next = keypairs.next.replace(new);
         let old_previous = keypairs.previous.take();
         self.timers.responded(now);
         Some((message, [index_of(old_next), index_of(old_previous), None]))
@@ -270,7 +277,7 @@ impl Peer {
         let derived = handshake::complete(state, &local.private, self.psk.as_ref(), message)?;
         self.initiated = None;
         //@ C-SES-1
-        let new = Self::keypair(&derived, true, now.mono);
+        let new = self.keypair(&derived, true, now.mono);
         let keypairs = &mut self.keypairs;
         let dropped = keypairs.previous.take();
         let current = keypairs.current.replace(new);
@@ -289,10 +296,10 @@ impl Peer {
         Ok(freed)
     }
 
-    fn keypair(derived: &Derived, initiator: bool, now: Instant) -> Box<Keypair> {
+    fn keypair(&self, derived: &Derived, initiator: bool, now: Instant) -> Box<Keypair> {
         Box::new(Keypair {
-            seal: Arc::new(SealKey::new(&derived.send, derived.remote, now)),
-            open: OpenKey::new(&derived.receive, derived.local, now),
+            seal: Arc::new(SealKey::new(&derived.send, derived.remote, self.trains, now)),
+            open: OpenKey::new(&derived.receive, derived.local, self.trains, now),
             initiator,
             sending: true,
         })
@@ -361,12 +368,18 @@ impl Peer {
         })
     }
 
-    /// Opens the `body` (what comes after the header) of one data datagram in place and does all that an
+    /// Decrypts what may be new of a train of the session `index`: see [`OpenKey::open_ahead`].
+    pub(crate) fn open_ahead(&self, index: u32, bytes: &mut [u8], jobs: &[Job], now: Instant) -> (u64, u64) {
+        self.opener(index).map_or((0, 0), |open| open.open_ahead(bytes, jobs, now))
+    }
+
+    /// Opens the `body` (what comes after the header) of one data datagram in place, unless it was opened ahead, and does all that an
     /// authenticated packet does, in the kernel's order (C-TMR-11), up to the inner checks. Nothing but the bytes of `body` changes on failure.
     pub(crate) fn open(
         &mut self,
         header: DataHeader,
         body: &mut [u8],
+        ahead: Option<bool>,
         from: Option<Endpoint>,
         now: Now,
     ) -> Result<Opened, Discard> {
@@ -384,7 +397,7 @@ impl Peer {
         let Some(keypair) = slot.as_mut().filter(|k| k.open.local() == header.receiver) else {
             return Err(Discard::UnknownIndex);
         };
-        let len = keypair.open.open(header, body, now.mono)?;
+        let len = keypair.open.open(header, body, ahead, now.mono)?;
         //@ C-TMR-11
         let mut opened = Opened { len, ..Opened::default() };
         if unconfirmed {

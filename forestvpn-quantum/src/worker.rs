@@ -376,6 +376,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             tun: self.tun.caps(),
             merging: self.delivery.is_merging(),
             udp: self.udp.status(),
+            cipher: self.device.cipher(),
         }
     }
 

@@ -32,7 +32,7 @@ Environment:
                 numbers of descriptors that are open already: a TUN device, a listening
                 control socket
   FV_NO_OFFLOAD what not to use, though it would be faster: a list of tun, tun-gro, udp-gso,
-                udp-gro, or all
+                udp-gro, cipher, or all
   NOTIFY_SOCKET as systemd sets it, for Type=notify";
 
 /// A WireGuard tunnel in one process, without a kernel module.

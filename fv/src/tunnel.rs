@@ -74,7 +74,8 @@ impl Tunnel {
         end: impl End,
     ) -> io::Result<Self> {
         let link = Link::new(&tun)?;
-        let config = DeviceConfig { mtu: DEFAULT_MTU, ..DeviceConfig::default() };
+        let config =
+            DeviceConfig { mtu: DEFAULT_MTU, train_cipher: offloads.cipher, ..DeviceConfig::default() };
         let device = Device::new(config, Box::new(OsEntropy));
         let (mut worker, handle) =
             Worker::new(device, tun, Udp::with_offloads(offloads), BootClock::default())?;

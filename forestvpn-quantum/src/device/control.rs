@@ -96,7 +96,7 @@ impl Device {
             return;
         }
         let first = self.local.is_none() && self.up;
-        self.local = key.map(|k| Local::new(k.clone()));
+        self.local = key.map(|k| Local::new(k.clone(), self.config.train_cipher));
         if let Some(id) = self.local.as_ref().and_then(|l| self.peers.find(&l.public)) {
             self.remove(id);
         }

@@ -15,11 +15,13 @@ pub struct Offloads {
     pub udp_gso: bool,
     /// UDP: the kernel may hand over several datagrams as one (`UDP_GRO`).
     pub udp_gro: bool,
+    /// Trains of packets go through the cipher together (AVX-512); for `DeviceConfig`.
+    pub cipher: bool,
 }
 
 impl Default for Offloads {
     fn default() -> Self {
-        Self { tun: true, tun_gro: true, udp_gso: true, udp_gro: true }
+        Self { tun: true, tun_gro: true, udp_gso: true, udp_gro: true, cipher: true }
     }
 }
 
@@ -29,7 +31,7 @@ pub struct UnknownOffload(String);
 
 impl fmt::Display for UnknownOffload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" is no offload; known are tun, tun-gro, udp-gso, udp-gro and all", self.0)
+        write!(f, "\"{}\" is no offload; known are tun, tun-gro, udp-gso, udp-gro, cipher and all", self.0)
     }
 }
 
@@ -37,9 +39,10 @@ impl std::error::Error for UnknownOffload {}
 
 impl Offloads {
     /// Everything off: one packet per read and write on the TUN side, one datagram per message on the other.
-    pub const NONE: Self = Self { tun: false, tun_gro: false, udp_gso: false, udp_gro: false };
+    pub const NONE: Self = Self { tun: false, tun_gro: false, udp_gso: false, udp_gro: false, cipher: false };
 
-    /// Switches off what a comma-separated list names: `tun`, `tun-gro`, `udp-gso`, `udp-gro`, `all`.
+    /// Switches off what a comma-separated list names: `tun`, `tun-gro`, `udp-gso`, `udp-gro`, `cipher`,
+    /// `all`.
     ///
     /// # Errors
     /// [`UnknownOffload`] for any other name.
@@ -50,6 +53,7 @@ impl Offloads {
                 "tun-gro" => self.tun_gro = false,
                 "udp-gso" => self.udp_gso = false,
                 "udp-gro" => self.udp_gro = false,
+                "cipher" => self.cipher = false,
                 "all" => self = Self::NONE,
                 _ => return Err(UnknownOffload(name.to_owned())),
             }

@@ -190,7 +190,7 @@ impl Tunn {
         let header = DataHeader { receiver: p.receiver_idx, counter: p.counter };
         // Nobody can ask a tunnel for the wall clock of its last handshake.
         let time = Now { mono: now.mono, ..Now::default() };
-        let opened = match self.peer.open(header, body, None, time) {
+        let opened = match self.peer.open(header, body, None, None, time) {
             Ok(opened) => opened,
             Err(why) => return TunnResult::Err(self.explain(why.into(), header)),
         };

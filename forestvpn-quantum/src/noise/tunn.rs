@@ -90,7 +90,7 @@ impl Tunn {
         rate_limiter: Option<Arc<RateLimiter>>,
         now: Now,
     ) -> Self {
-        let local = Local::new(PrivateKey::new(static_private.to_bytes()));
+        let local = Local::new(PrivateKey::new(static_private.to_bytes()), false);
         let mut jitter = [0; 8];
         OsEntropy.fill(&mut jitter);
         let public = PublicKey(peer_static_public.to_bytes());
@@ -126,7 +126,7 @@ impl Tunn {
         rate_limiter: Option<Arc<RateLimiter>>,
     ) {
         let _ = static_public;
-        self.local = Local::new(PrivateKey::new(static_private.to_bytes()));
+        self.local = Local::new(PrivateKey::new(static_private.to_bytes()), false);
         self.own_limiter = rate_limiter.is_none();
         self.limiter = rate_limiter.unwrap_or_else(|| own_limiter_for(&self.local.public));
         self.peer.rekey_local(Some(&self.local));

@@ -6,7 +6,7 @@ const BORN: Instant = Instant::from_nanos(1_000);
 
 fn halves() -> (SealKey, OpenKey) {
     let key = Secret::take(&mut [7; 32]);
-    (SealKey::new(&key, 1, BORN), OpenKey::new(&key, 1, BORN))
+    (SealKey::new(&key, 1, true, BORN), OpenKey::new(&key, 1, true, BORN))
 }
 
 /// An authentic keepalive with any counter, even one that may not be.
@@ -18,7 +18,7 @@ fn sealed(key: &SealKey, counter: u64) -> [u8; DATA_OVERHEAD] {
 
 fn open(key: &mut OpenKey, mut datagram: [u8; DATA_OVERHEAD], now: Instant) -> Result<usize, Discard> {
     let header = DataHeader { receiver: 1, counter: u64::from_le_bytes(wire::array_at(&datagram, 8)) };
-    key.open(header, &mut datagram[DATA_HEADER..], now)
+    key.open(header, &mut datagram[DATA_HEADER..], None, now)
 }
 
 //@test C-SES-5

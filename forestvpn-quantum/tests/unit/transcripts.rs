@@ -84,7 +84,7 @@ impl Golden {
 
     /// Both ends before the first message.
     fn ends(&self) -> [(Local, Peer); 2] {
-        let [i, r] = [INITIATOR, RESPONDER].map(|k| Local::new(key(k)));
+        let [i, r] = [INITIATOR, RESPONDER].map(|k| Local::new(key(k), false));
         let mut to_r = Peer::new(r.public, Some(&i), 1);
         let mut to_i = Peer::new(i.public, Some(&r), 2);
         to_r.psk = self.psk.clone();
@@ -113,7 +113,7 @@ impl Golden {
     fn receive(&self, peer: &mut Peer, datagram: &[u8]) -> Result<(usize, bool, Vec<u8>), Discard> {
         let mut bytes = datagram.to_vec();
         let Some(Message::Data(header)) = wire::parse(datagram) else { panic!("not a data message") };
-        let opened = peer.open(header, &mut bytes[16..], None, self.now())?;
+        let opened = peer.open(header, &mut bytes[16..], None, None, self.now())?;
         Ok((opened.len, opened.confirmed, bytes[16..16 + opened.len].to_vec()))
     }
 }
@@ -371,7 +371,7 @@ fn a_data_message_is_delivered_once_and_a_tampered_one_leaves_no_trace() {
 //@test C-PRIM-4
 #[test]
 fn a_peer_with_a_low_order_key_never_gets_a_handshake() {
-    let local = Local::new(key(INITIATOR));
+    let local = Local::new(key(INITIATOR), false);
     let mut one = [0; 32];
     one[0] = 1;
     for public in [PublicKey([0; 32]), PublicKey(one)] {
@@ -555,13 +555,16 @@ mod snow_peer {
             wire::put(&mut theirs, 8, &(counter as u64).to_le_bytes());
             snow.write_message(counter as u64, text, &mut theirs[16..]).unwrap();
             let Some(Message::Data(header)) = wire::parse(&theirs) else { panic!("no data message") };
-            assert_eq!(open.open(header, &mut theirs[16..], now), Ok(text.len()));
+            assert_eq!(open.open(header, &mut theirs[16..], None, now), Ok(text.len()));
             assert_eq!(&theirs[16..16 + text.len()], text);
         }
     }
 
     fn halves(derived: &Derived, now: Instant) -> (SealKey, OpenKey) {
-        (SealKey::new(&derived.send, derived.remote, now), OpenKey::new(&derived.receive, derived.local, now))
+        (
+            SealKey::new(&derived.send, derived.remote, true, now),
+            OpenKey::new(&derived.receive, derived.local, true, now),
+        )
     }
 
     //@test C-HS-1

@@ -50,7 +50,7 @@ impl Machine {
 
 /// Tries everything, as `offloads` would have it used.
 pub(super) fn look(offloads: Offloads, running: &[String]) -> Machine {
-    let mut findings = vec![kernel(), processors(), cipher(), switches(offloads)];
+    let mut findings = vec![kernel(), processors(), cipher(offloads), switches(offloads)];
     let (tun, joining) = try_tun(&mut findings);
     let udp = try_udp(&mut findings);
     let equipment = Equipment { kernel: Kernel::running(), offloads, tun, joining, udp };
@@ -75,8 +75,9 @@ fn processors() -> Finding {
     Finding::new("threads", State::Ok, format!("{used} carries packets; this machine has {count} {word}"))
 }
 
-fn cipher() -> Finding {
-    Finding::new("cipher", State::Ok, format!("ChaCha20-Poly1305 by {}", super::report::CIPHER))
+fn cipher(offloads: Offloads) -> Finding {
+    let by = forestvpn_quantum::cipher(offloads.cipher);
+    Finding::new("cipher", State::Ok, format!("ChaCha20-Poly1305 by {by}"))
 }
 
 fn switches(offloads: Offloads) -> Finding {

@@ -7,8 +7,6 @@ use std::fs;
 use forestvpn_quantum::io::{Offloads, SocketBuffers, TunCaps, UdpStatus};
 use forestvpn_quantum::{Counters, Status};
 
-/// Who does the sealing.
-pub(super) const CIPHER: &str = "ring";
 /// How many threads carry packets.
 pub(super) const THREADS: usize = 1;
 
@@ -21,7 +19,7 @@ pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, por
     line("fv", &env!("CARGO_PKG_VERSION"));
     line("up", &status.up);
     line("switched_off", &switched_off(offloads));
-    line("cipher", &CIPHER);
+    line("cipher", &status.cipher);
     line("threads", &THREADS);
     line("tun_header", &status.tun.vnet);
     line("tun_tso", &status.tun.tso);
@@ -46,8 +44,9 @@ pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, por
 
 /// The words of FV_NO_OFFLOAD.
 pub(super) fn switched_off(offloads: Offloads) -> String {
-    let Offloads { tun, tun_gro, udp_gso, udp_gro } = offloads;
-    let all = [(tun, "tun"), (tun_gro, "tun-gro"), (udp_gso, "udp-gso"), (udp_gro, "udp-gro")];
+    let Offloads { tun, tun_gro, udp_gso, udp_gro, cipher } = offloads;
+    let all =
+        [(tun, "tun"), (tun_gro, "tun-gro"), (udp_gso, "udp-gso"), (udp_gro, "udp-gro"), (cipher, "cipher")];
     let off: Vec<_> = all.into_iter().filter(|(on, _)| !on).map(|(_, name)| name).collect();
     off.join(",")
 }
@@ -142,7 +141,7 @@ mod tests {
             gro: true,
         };
         let tun = TunCaps { vnet: true, tso: true, uso: false };
-        let status = Status { up: true, tun, merging: true, udp: Some(udp) };
+        let status = Status { up: true, tun, merging: true, udp: Some(udp), cipher: "ring" };
         let offloads = Offloads { udp_gro: false, tun_gro: false, ..Offloads::default() };
         let answer = text(&status, &Counters::default(), offloads, 0) + "errno=0\n\n";
         let report = Report::parse(&answer).expect("an answer");
