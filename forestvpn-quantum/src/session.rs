@@ -75,6 +75,9 @@ impl SealKey {
     /// As [`SealKey::seal`], for datagrams of `stride` bytes back to back, the last of which may be shorter, under
     /// the counters from `first` on.
     pub(crate) fn seal_train(&self, first: u64, train: &mut [u8], stride: usize) {
+        if train.len() <= stride {
+            return self.seal(first, train);
+        }
         let mut first = first;
         for train in train.chunks_mut(stride.saturating_mul(MOST).max(1)) {
             let (mut jobs, mut used) = ([Job::default(); MOST], 0);

@@ -81,3 +81,25 @@ fn an_authentic_packet_is_refused_once_the_key_is_180_s_old() {
     assert_eq!(open(&mut key, sealed(&seal, 0), end.before(Duration::from_nanos(1))), Ok(0));
     assert_eq!(open(&mut key, sealed(&seal, 1), end), Err(Discard::KeyExpired));
 }
+
+/// By whichever cipher: single packets, few and many at once.
+#[test]
+fn a_train_is_sealed_as_its_datagrams_are_one_by_one() {
+    let key = || Secret::take(&mut [7; 32]);
+    for trains in [false, true] {
+        let (seal, single) = (SealKey::new(&key(), 9, trains, BORN), SealKey::new(&key(), 9, false, BORN));
+        for (count, len, last) in
+            [(1, 64, 64), (2, 0, 0), (7, 48, 16), (45, 1424, 1424), (64, 80, 0), (150, 96, 31)]
+        {
+            let stride = len + DATA_OVERHEAD;
+            let total = stride * (count - 1) + last + DATA_OVERHEAD;
+            let mut whole: Vec<u8> = (0..total).map(|i| (i % 251) as u8).collect();
+            let mut expected = whole.clone();
+            seal.seal_train(77, &mut whole, stride);
+            for (counter, datagram) in (77..).zip(expected.chunks_mut(stride)) {
+                single.seal(counter, datagram);
+            }
+            assert!(whole == expected, "{count} of {len} bytes, the last of {last}");
+        }
+    }
+}
