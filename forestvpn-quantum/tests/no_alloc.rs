@@ -341,6 +341,7 @@ fn keepalives_of_ten_thousand_peers_cost_a_few_calls_and_no_memory() {
     assert_eq!(info.count_total, 0, "{info:?}");
 }
 
+// F161: failed inbound handshakes leak nothing.
 #[test]
 fn handshakes_that_are_never_finished_leave_nothing_behind() {
     // 100 000 take two minutes and leave the same 64 bytes.
