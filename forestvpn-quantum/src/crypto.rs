@@ -189,11 +189,13 @@ impl TrainKey {
     /// Encrypts the text of each job in place and writes its tag behind it.
     pub(crate) fn seal_all(&self, bytes: &mut [u8], jobs: &[Job]) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST) {
-            return lanes.seal(bytes, jobs);
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST)
+            && lanes.seal(bytes, jobs)
+        {
+            return;
         }
         for Job { at, len, counter } in jobs {
-            if let Some(buf) = bytes.get_mut(*at..at + len + TAG) {
+            if let Some(buf) = bytes.get_mut(*at..at.saturating_add(len + TAG)) {
                 self.seal(*counter, buf);
             }
         }

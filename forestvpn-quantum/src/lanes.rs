@@ -213,11 +213,12 @@ impl Lanes {
         able().then_some(Self { key: own })
     }
 
-    /// Encrypts each text in place and writes the tag behind it. Nothing happens unless all of at most [`MOST`] jobs
-    /// lie within `bytes`.
-    pub(crate) fn seal(&self, bytes: &mut [u8], jobs: &[Job]) {
+    /// Encrypts each text in place and writes the tag behind it. `false`: nothing happened, as not all of at most
+    /// [`MOST`] jobs lie within `bytes`.
+    #[must_use]
+    pub(crate) fn seal(&self, bytes: &mut [u8], jobs: &[Job]) -> bool {
         if !fit(jobs, bytes) {
-            return;
+            return false;
         }
         for jobs in jobs.chunks(near(jobs)) {
             let (mut keys, mut stream, mut pass) = (Keys::new(jobs.len()), Stream::new(), Pass::default());
@@ -237,6 +238,7 @@ impl Lanes {
                 }
             }
         }
+        true
     }
 
     /// Verifies each tag and decrypts in place what is right. Gives one bit a job, set for those; the texts of the

@@ -4,7 +4,7 @@
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use crate::batch::{Ecn, Envelope, LocalAddr};
+use crate::batch::{Ecn, Envelope, LocalAddr, canonical};
 
 /// Bytes of a `sockaddr_in6`, the longer of the two.
 pub(super) const NAME_LEN: usize = 28;
@@ -164,7 +164,7 @@ pub(super) fn decode(name: &[u8; NAME_LEN]) -> Option<SocketAddr> {
         libc::AF_INET6 => {
             let ip: [u8; 16] = name[8..24].try_into().ok()?;
             let scope = u32::from_ne_bytes(name[24..].try_into().ok()?);
-            Some(crate::batch::canonical(SocketAddrV6::new(ip.into(), port, 0, scope).into()))
+            Some(canonical(SocketAddrV6::new(ip.into(), port, 0, scope).into()))
         }
         _ => None,
     }
@@ -173,6 +173,7 @@ pub(super) fn decode(name: &[u8; NAME_LEN]) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::Endpoint;
 
     fn local(ip: &str, ifindex: u32) -> Option<LocalAddr> {
         Some(LocalAddr { ip: ip.parse().unwrap(), ifindex })
@@ -180,7 +181,7 @@ mod tests {
 
     fn built(remote: &str, local: Option<LocalAddr>, ecn: Ecn) -> Vec<u8> {
         let mut control = Control([0xff; 128]);
-        let to = crate::batch::Endpoint { remote: remote.parse().unwrap(), local };
+        let to = Endpoint { remote: remote.parse().unwrap(), local };
         let len = build(&mut control, &Envelope { tos: ecn as u8, ..Envelope::new(to) }, None);
         control.0[..len].to_vec()
     }

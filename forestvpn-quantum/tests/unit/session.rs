@@ -21,6 +21,21 @@ fn open(key: &mut OpenKey, mut datagram: [u8; DATA_OVERHEAD], now: Instant) -> R
     key.open(header, &mut datagram[DATA_HEADER..], None, now)
 }
 
+/// A mistake in one packet's place must not let the others go out as plaintext.
+#[test]
+fn a_train_with_a_packet_out_of_place_still_seals_the_others() {
+    let key = TrainKey::new(&Secret::take(&mut [7; 32]), true);
+    let mut bytes = vec![5; 8 * 64];
+    let mut jobs: Vec<_> = (0..8).map(|n| Job { at: n * 64, len: 64 - TAG, counter: n as u64 }).collect();
+    jobs[3].len = 10_000;
+    key.seal_all(&mut bytes, &jobs);
+    for (n, job) in jobs.iter().enumerate() {
+        let packet = &mut bytes[n * 64..][..64];
+        let opened = key.open(job.counter, packet);
+        assert_eq!(opened, (n != 3).then_some(64 - TAG), "packet {n}");
+    }
+}
+
 //@test C-SES-5
 #[test]
 fn no_counter_at_or_above_the_limit_is_handed_out() {

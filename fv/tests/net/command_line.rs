@@ -119,24 +119,10 @@ fn f170_without_ipv6_it_runs_on_ipv4() {
     if !ready(&["python3", "ss"]) {
         return;
     }
-    // A filter in front of the program: socket(AF_INET6, …) answers EAFNOSUPPORT, as with ipv6.disable=1.
-    let filter = r#"
-import ctypes, os, platform, struct, sys
-number = {"x86_64": 41, "aarch64": 198}[platform.machine()]
-code = [(0x20, 0, 0, 0), (0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, 10), (0x06, 0, 0, 0x50000 + 97), (0x06, 0, 0, 0x7fff0000)]
-text = b"".join(struct.pack("HBBI", *c) for c in code)
-buffer = ctypes.create_string_buffer(text)
-class Program(ctypes.Structure): _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-program = Program(len(code), ctypes.addressof(buffer))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, ctypes.get_errno()
-os.execv(sys.argv[1], sys.argv[1:])
-"#;
     let mut pair = crate::pair::Pair::unconfigured(Program::Fv, Program::Fv);
-    let name = format!("t{}", unique().replace('-', "n"));
-    let mut command = pair.left.host.command("python3");
-    command.args(["-c", filter, &fv(), "-f", &name]);
-    pair.left.node = crate::node::Node::start_with(Program::Fv, command, &name);
+    // socket(AF_INET6, …) answers EAFNOSUPPORT, as with ipv6.disable=1.
+    let rules = "(0x15, 0, 3, number), (0x20, 0, 0, 16), (0x15, 0, 1, 10), (0x06, 0, 0, 0x50000 + 97), (0x06, 0, 0, 0x7fff0000)";
+    pair.left.node = crate::node::Node::start_filtered(&pair.left.host, [41, 198], rules);
     let (l, r) = (&pair.left, &pair.right);
     l.node.wg(&format!("set listen-port 51821 private-key <(echo {})", l.keys.private));
     r.node.wg(&format!("set listen-port 51822 private-key <(echo {})", r.keys.private));

@@ -88,6 +88,31 @@ impl Node {
         Self::start_with(program, command, name)
     }
 
+    /// `fv` behind a seccomp filter: what a system that lacks something would answer. `number` is the system call's on
+    /// x86-64 and AArch64; `rules` are tuples of classic BPF after the call's number was loaded, as Python has them.
+    #[track_caller]
+    pub(crate) fn start_filtered(host: &Host, number: [u32; 2], rules: &str) -> Self {
+        let name = format!("t{}", unique().replace('-', "n"));
+        let mut command = host.command("python3");
+        let [x86, arm] = number;
+        let filter = format!(
+            r#"
+import ctypes, os, platform, struct, sys
+number = {{"x86_64": {x86}, "aarch64": {arm}}}[platform.machine()]
+code = [(0x20, 0, 0, 0), {rules}]
+text = b"".join(struct.pack("HBBI", *c) for c in code)
+buffer = ctypes.create_string_buffer(text)
+class Program(ctypes.Structure): _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+program = Program(len(code), ctypes.addressof(buffer))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, ctypes.get_errno()
+os.execv(sys.argv[1], sys.argv[1:])
+"#
+        );
+        command.args(["-c", &filter, &Program::Fv.path().display().to_string(), "-f", &name]);
+        Self::start_with(Program::Fv, command, &name)
+    }
+
     /// As `start_named`, with a command line of the caller's choice.
     #[track_caller]
     pub(crate) fn start_with(program: Program, mut command: Command, name: &str) -> Self {
