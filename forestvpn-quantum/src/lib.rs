@@ -41,6 +41,9 @@ pub mod offload;
 mod peer;
 mod peers;
 mod replay;
+#[cfg(feature = "rooms")]
+#[doc(hidden)]
+pub mod rooms;
 mod route;
 mod secret;
 mod session;

@@ -61,11 +61,13 @@ fn to_network(dst: &mut [u8], len: Result<usize, WireGuardError>) -> TunnResult<
 struct When {
     mono: Instant,
     unix: Option<Duration>,
+    /// Read by a [`Watch`], and up to a tick old.
+    late: bool,
 }
 
 impl When {
     fn read() -> Self {
-        Self { mono: clock::mono(), unix: None }
+        Self { mono: clock::mono(), unix: None, late: false }
     }
 
     fn both(self) -> Now {
@@ -75,7 +77,41 @@ impl When {
 
 impl From<Now> for When {
     fn from(now: Now) -> Self {
-        Self { mono: now.mono, unix: Some(now.unix) }
+        Self { mono: now.mono, unix: Some(now.unix), late: false }
+    }
+}
+
+/// The clock of one tunnel, for calls that are not told the time. For a small packet a reading is a tenth of the
+/// whole cost; so data packets share one until the kernel's tick has moved on: it is 10 ms old at most, whatever
+/// else the caller does or forgets. Everything else reads the clock.
+#[derive(Default)]
+struct Watch {
+    tick: Option<Duration>,
+    mono: Instant,
+}
+
+impl Watch {
+    /// For a data packet.
+    fn glance(&mut self) -> When {
+        let tick = clock::tick();
+        if tick.is_none() || tick != self.tick {
+            self.mono = clock::mono();
+            self.tick = tick;
+        }
+        When { mono: self.mono, unix: None, late: true }
+    }
+
+    /// For everything else.
+    fn read(&mut self) -> When {
+        let now = When::read();
+        // Later glances within this tick must not go back behind it.
+        self.mono = now.mono;
+        now
+    }
+
+    /// A time that is good enough for a data packet, made good enough for everything else.
+    fn sharpen(&mut self, now: When) -> When {
+        if now.late { self.read() } else { now }
     }
 }
 
@@ -94,6 +130,11 @@ mod clock {
     pub(super) fn mono() -> crate::time::Instant {
         static ORIGIN: OnceLock<Instant> = OnceLock::new();
         crate::time::Instant::ZERO.after(ORIGIN.get_or_init(Instant::now).elapsed())
+    }
+
+    /// There is no cheaper clock than the one above.
+    pub(super) const fn tick() -> Option<Duration> {
+        None
     }
 
     pub(super) fn unix() -> Duration {

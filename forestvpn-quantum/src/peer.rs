@@ -341,7 +341,7 @@ impl Peer {
         self.keypairs
             .current
             .as_ref()
-            .filter(|k| k.sending && k.seal.age(now) < REJECT_AFTER_TIME)
+            .filter(|k| k.sending && !k.seal.reached(REJECT_AFTER_TIME, now))
             .map(|k| &k.seal)
     }
 
@@ -364,7 +364,7 @@ impl Peer {
         self.keypairs.current.as_ref().is_some_and(|k| {
             k.sending
                 && (k.seal.sent() > REKEY_AFTER_MESSAGES
-                    || (k.initiator && k.seal.age(now) >= REKEY_AFTER_TIME))
+                    || (k.initiator && k.seal.reached(REKEY_AFTER_TIME, now)))
         })
     }
 
@@ -411,7 +411,7 @@ impl Peer {
         let aging = self.keypairs.current.as_ref().is_some_and(|k| {
             k.initiator
                 && k.sending
-                && k.seal.age(now.mono) >= REJECT_AFTER_TIME - KEEPALIVE_TIMEOUT - REKEY_TIMEOUT
+                && k.seal.reached(REJECT_AFTER_TIME - KEEPALIVE_TIMEOUT - REKEY_TIMEOUT, now.mono)
         });
         opened.rekey = aging && self.timers.take_last_minute();
         opened.roamed = self.heard(from, now.mono);

@@ -49,6 +49,11 @@ pub(crate) fn mono() -> Instant {
     Instant::from_nanos(u64::try_from(read(libc::CLOCK_BOOTTIME).as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// A number that moves with every tick of the kernel's clock, each 1 to 10 ms. Costs a fifth of a clock.
+pub(crate) fn tick() -> Option<Duration> {
+    Some(read(libc::CLOCK_MONOTONIC_COARSE))
+}
+
 /// CLOCK_REALTIME alone.
 pub(crate) fn unix() -> Duration {
     read(libc::CLOCK_REALTIME)

@@ -58,7 +58,8 @@ impl Tunn {
         datagram: &[u8],
         dst: &'a mut [u8],
     ) -> TunnResult<'a> {
-        self.inward(src_addr, datagram, dst, When::read())
+        let now = self.watch.glance();
+        self.inward(src_addr, datagram, dst, now)
     }
 
     /// [`decapsulate`](Self::decapsulate), told the time.
@@ -132,6 +133,7 @@ impl Tunn {
         dst: &mut [u8],
         now: When,
     ) -> Result<usize, WireGuardError> {
+        let now = self.watch.sharpen(now);
         //@ C-HS-2
         let introduced = handshake::introduce(&self.local.private, &self.local.public, p.message)?;
         if introduced.remote != self.peer.public {
@@ -154,6 +156,7 @@ impl Tunn {
         dst: &mut [u8],
         now: When,
     ) -> Result<usize, WireGuardError> {
+        let now = self.watch.sharpen(now);
         match self.peer.handshake_index() {
             None => return Err(WireGuardError::UnexpectedPacket),
             Some(index) if index != p.receiver_idx => return Err(WireGuardError::WrongIndex),

@@ -12,7 +12,8 @@ impl Tunn {
     /// makes initiations and keepalives that are due, one per call.
     /// [`WireGuardError::ConnectionExpired`] is answered from when we gave up until the next handshake.
     pub fn update_timers<'a>(&mut self, dst: &'a mut [u8]) -> TunnResult<'a> {
-        let len = self.tick(dst, When::read());
+        let now = self.watch.read();
+        let len = self.tick(dst, now);
         to_network(dst, len)
     }
 

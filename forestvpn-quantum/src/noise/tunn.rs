@@ -8,7 +8,7 @@ use super::errors::WireGuardError;
 use super::inward::Arrivals;
 use super::packet::Packet;
 use super::rate_limiter::RateLimiter;
-use super::{TunnResult, When, to_network};
+use super::{TunnResult, Watch, When, to_network};
 use crate::ip;
 use crate::key::{PresharedKey, PrivateKey, PublicKey};
 use crate::peer::{Local, Peer};
@@ -40,6 +40,7 @@ pub struct Tunn {
     pub(super) rekey: bool,
     /// Nobody answers, or the keys are wiped; ends with the next handshake.
     pub(super) expired: bool,
+    pub(super) watch: Watch,
     /// The last time we were told.
     pub(super) latest: Instant,
     /// When the outstanding initiation went out.
@@ -108,6 +109,7 @@ impl Tunn {
             count: 0,
             rekey: false,
             expired: false,
+            watch: Watch::default(),
             latest: now.mono,
             asked: None,
             rtt_ms: None,
@@ -190,7 +192,8 @@ impl Tunn {
     /// Puts an IP packet into a datagram. An empty packet is a keepalive. Without a session the packet waits
     /// (the 128 newest do) and the answer is an initiation, or `Done` while one is under way.
     pub fn encapsulate<'a>(&mut self, src: &[u8], dst: &'a mut [u8]) -> TunnResult<'a> {
-        let len = self.outward(src, dst, When::read());
+        let now = self.watch.glance();
+        let len = self.outward(src, dst, now);
         to_network(dst, len)
     }
 
@@ -270,6 +273,7 @@ impl Tunn {
         if dst.len() < INITIATION {
             return Err(WireGuardError::DestinationBufferTooSmall);
         }
+        let now = self.watch.sharpen(now);
         let index = self.fresh_index();
         let Some(message) = self.peer.initiate(&self.local, index, now.both(), &mut OsEntropy) else {
             // No handshake with this key will ever be possible (C-PRIM-4): nothing to wait for.
@@ -301,7 +305,8 @@ impl Tunn {
         dst: &'a mut [u8],
         force_resend: bool,
     ) -> TunnResult<'a> {
-        self.format_handshake_initiation_at(dst, force_resend, When::read().both())
+        let now = self.watch.read();
+        self.format_handshake_initiation_at(dst, force_resend, now.both())
     }
 
     /// [`format_handshake_initiation`](Self::format_handshake_initiation), told the time.

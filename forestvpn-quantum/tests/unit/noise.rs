@@ -921,3 +921,24 @@ fn counters_are_64_bits_wide_and_end_before_they_repeat() {
     let only = Out::from(a.0.encapsulate_data_at(&v4(60), &mut [0; 2048], at(12_000)));
     assert_eq!(only, Out::Err(WireGuardError::NoCurrentSession));
 }
+
+#[test]
+fn data_packets_see_a_time_that_never_goes_back_and_is_hardly_old_however_rarely_anything_else_is_called() {
+    let mut watch = Watch::default();
+    let start = clock::mono();
+    let (mut last, mut readings) = (Instant::ZERO, 0);
+    while clock::mono().since(start) < Duration::from_millis(300) {
+        let before = clock::mono();
+        let seen = watch.glance().mono;
+        assert!(seen >= last && seen <= clock::mono());
+        // One tick, and what a host may hold back the ticks of a virtual machine.
+        assert!(before.since(seen) < Duration::from_millis(150), "{:?} old", before.since(seen));
+        readings += u32::from(seen != last);
+        last = seen;
+        if readings % 3 == 0 {
+            last = watch.read().mono;
+            assert_eq!(watch.sharpen(at(0).into()).mono, at(0).mono, "a time that was told stays");
+        }
+    }
+    assert!(readings > 5, "{readings}");
+}
