@@ -18,6 +18,8 @@ use crate::event::{Discard, Event};
 use crate::index::Indices;
 use crate::ip;
 use crate::limiter::Limiter;
+use crate::mss::{self, Mss};
+use crate::offload::VnetHdr;
 use crate::offload::split::Splitter;
 use crate::peer::Local;
 use crate::peers::Peers;
@@ -53,11 +55,13 @@ pub struct DeviceConfig {
     pub handshake_queue: usize,
     /// Trains of packets go through the cipher together, where the processor has registers wide enough.
     pub train_cipher: bool,
+    /// The largest TCP segment that ends on both sides may agree on.
+    pub mss: Mss,
 }
 
 impl Default for DeviceConfig {
     fn default() -> Self {
-        Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024, train_cipher: true }
+        Self { mtu: 1420, staging_bytes: 64 << 20, handshake_queue: 1024, train_cipher: true, mss: Mss::Off }
     }
 }
 
@@ -201,6 +205,8 @@ impl Device {
             return Err(Discard::Looped);
         }
         let envelope = envelope(endpoint, id, frame.bytes, payload)?;
+        let partial = frame.hdr.flags & VnetHdr::NEEDS_CSUM != 0;
+        mss::clamp(frame.bytes, self.config.mss, self.config.mtu, partial);
         let cut = Splitter::new(&mut frame)?;
         let key = peer.seal_key(now.mono).filter(|_| peer.staging.is_empty());
         let Some((first, key)) = key.and_then(|k| Some((k.reserve(cut.count(), now.mono)?, k))) else {
@@ -427,6 +433,7 @@ impl Device {
             return Err(Discard::Spoofed);
         }
         ip::decapsulate(padded, ecn);
+        mss::clamp(padded.get_mut(..len).unwrap_or_default(), self.config.mss, self.config.mtu, false);
         //@ C-IN-7
         if let Some(entry) = self.peers.get_mut(id) {
             entry.peer.stats.rx_bytes += (DATA_OVERHEAD + opened.len) as u64;

@@ -3,6 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::batch::Ecn;
+use crate::offload::checksum;
 use crate::wire::array_at;
 
 const V4_HEADER: usize = 20;
@@ -62,6 +63,21 @@ pub(crate) fn udp_payload(packet: &[u8]) -> Option<&[u8]> {
     packet.get(header + UDP_HEADER..)
 }
 
+/// Where the TCP header begins, and the length of an IP header without options; `None` for other packets, later
+/// fragments, and IPv6 with extension headers.
+#[inline]
+pub(crate) fn tcp(packet: &[u8]) -> Option<(usize, u16)> {
+    const TCP: u8 = 6;
+    match version(packet)? {
+        Version::V4 => {
+            let offset = u16::from_be_bytes(array_at(packet, 6)) & 0x1fff;
+            let header = usize::from(packet.first()? & 15) * 4;
+            (offset == 0 && *packet.get(9)? == TCP && header >= V4_HEADER).then_some((header, 20))
+        }
+        Version::V6 => (*packet.get(6)? == TCP).then_some((V6_HEADER, 40)),
+    }
+}
+
 /// Length of the IP packet at the start of `padded`, by its own header; `None` when it does not fit.
 pub(crate) fn length(padded: &[u8]) -> Option<usize> {
     //@ C-IN-3
@@ -104,12 +120,8 @@ pub(crate) fn decapsulate(packet: &mut [u8], outer: Ecn) {
             let old = u16::from_be_bytes(array_at(packet, 0));
             let new = (old & !3) | u16::from(mark);
             let sum = u16::from_be_bytes(array_at(packet, 10));
-            // RFC 1624: HC' = ~(~HC + ~m + m').
-            let mut acc = u32::from(!sum) + u32::from(!old) + u32::from(new);
-            acc = (acc & 0xffff) + (acc >> 16);
-            acc = (acc & 0xffff) + (acc >> 16);
             crate::wire::put(packet, 0, &new.to_be_bytes());
-            crate::wire::put(packet, 10, &(!(acc as u16)).to_be_bytes());
+            crate::wire::put(packet, 10, &checksum::updated(sum, old, new).to_be_bytes());
         }
         Some(Version::V6) => {
             let [first, second] = array_at(packet, 0);

@@ -36,6 +36,7 @@ mod key;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod limiter;
+mod mss;
 pub mod noise;
 pub mod offload;
 mod peer;
@@ -65,5 +66,6 @@ pub use event::{Discard, Event, GivenUp};
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub use handle::{ConfigureError, Counters, Gone, Handle, Status};
 pub use key::{PresharedKey, PrivateKey, PublicKey};
+pub use mss::Mss;
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub use worker::{Fatal, Park, Worker};

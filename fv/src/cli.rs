@@ -1,8 +1,11 @@
 //! The command line: what can be asked for, and the help. Called by `main`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+use forestvpn_quantum::Mss;
 
 use crate::ifname;
 
@@ -22,10 +25,14 @@ Examples:
   fv doctor
       What this machine gives a tunnel, and what is missing. `fv doctor wg0`: what the running
       wg0 has in use, what it counted, and what looks wrong.
+  fv health
+      Whether the peers still talk, as an exit code: for health checks and scripts.
 
 Environment:
   LOG_LEVEL     silent, error (the default), info, debug or verbose; lines go to standard error
   WG_THREADS    as --threads
+  FV_METRICS, FV_MSS, FV_ROUTE_FROM
+                as --metrics, --mss and --route-from
   WG_PROCESS_FOREGROUND=1
                 as --foreground
   WG_TUN_FD, WG_UAPI_FD
@@ -33,6 +40,13 @@ Environment:
                 control socket
   FV_NO_OFFLOAD what not to use, though it would be faster: a list of tun, tun-gro, udp-gso,
                 udp-gro, cipher, or all
+  FV_INTERFACE, FV_PRIVATE_KEY, FV_ADDRESS, FV_LISTEN_PORT, FV_MTU, FV_DNS, FV_TABLE, FV_FWMARK,
+  FV_PEER_PUBLIC_KEY, _PRESHARED_KEY, _ENDPOINT, _ALLOWED_IPS, _PERSISTENT_KEEPALIVE, FV_PEER2_…
+                the tunnel of `fv up` without FILE [FV_INTERFACE: wg0]; a name that ends in _KEY may
+                have _FILE behind it, and is read from there
+  FV_STATE      a folder in which `fv up` remembers the time of the last handshake: a machine that
+                starts with its clock in the past is not refused then (or STATE_DIRECTORY)
+  FV_CLOCK_WAIT seconds to wait for such a clock to be set [default: 60]
   NOTIFY_SOCKET as systemd sets it, for Type=notify";
 
 /// A WireGuard tunnel in one process, without a kernel module.
@@ -61,6 +75,9 @@ pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) threads: Threads,
 
+    #[command(flatten)]
+    pub(crate) extras: Extras,
+
     /// We are the process in the background; standard output is the pipe to the one that waits.
     #[arg(long, hide = true)]
     pub(crate) in_background: bool,
@@ -87,14 +104,21 @@ pub(crate) enum Command {
     /// of it at the end. Needs neither wg-quick nor iproute2. Two things differ from wg-quick: it adds no packet filter
     /// rules, and SaveConfig is not done.
     Up {
-        /// NAME.conf, called after its interface; or only NAME, for /etc/wireguard/NAME.conf
+        /// NAME.conf, called after its interface; or only NAME, for /etc/wireguard/NAME.conf; without it, the
+        /// environment: FV_PRIVATE_KEY, FV_ADDRESS, FV_PEER_PUBLIC_KEY, …
         #[arg(value_name = "FILE")]
-        file: PathBuf,
+        file: Option<PathBuf>,
         /// Ends when standard input is closed, and writes its counters to standard output then.
         #[arg(long, hide = true)]
         for_demo: bool,
         #[command(flatten)]
         threads: Threads,
+        #[command(flatten)]
+        extras: Extras,
+        /// For a router: send what comes in by this interface through the tunnel, and switch on forwarding; nothing
+        /// else gets a default route. auto: the interface of the default route [env: FV_ROUTE_FROM]
+        #[arg(long, value_name = "auto|IFNAME", value_parser = interface)]
+        route_from: Option<String>,
     },
     /// Try it out: make two ends and a tunnel between them, ping, move data, print figures, clean up
     ///
@@ -120,12 +144,104 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say whether each peer that should be talking had a handshake lately; the exit code is 0 when all had
+    ///
+    /// Without --max-age a peer must talk when it has a PersistentKeepalive: its last handshake may be three minutes
+    /// and one keepalive old. A tunnel that is down, or that is not there, is not healthy.
+    Health {
+        /// Only this interface [default: all that have a control socket]
+        #[arg(value_name = "IFNAME", value_parser = interface)]
+        ifname: Option<String>,
+        /// Every peer must have had a handshake within so many seconds, with keepalive or without
+        #[arg(long, value_name = "SECONDS")]
+        max_age: Option<u64>,
+        /// For programs: the same as JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Print a new private key
     Genkey,
     /// Read a private key and print the public key that belongs to it
     Pubkey,
     /// Print a new preshared key, a secret that two peers share beside their key pairs
     Genpsk,
+}
+
+/// What a tunnel may do besides carrying packets; all of it is off unless asked for.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Extras {
+    /// Counters for Prometheus at http://ADDRESS:PORT/metrics; they name peers and their addresses, so keep it to
+    /// 127.0.0.1 or a network of your own [env: FV_METRICS] [default: off]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen_address)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// The largest TCP segment that connections through the tunnel may agree on, for a router between networks:
+    /// auto (what fits the tunnel's MTU) or a number of bytes [env: FV_MSS] [default: off]
+    #[arg(long, value_name = "auto|BYTES", value_parser = mss)]
+    pub(crate) mss: Option<Mss>,
+}
+
+impl Extras {
+    /// What is asked for, by the command line or else by the environment.
+    ///
+    /// # Errors
+    /// A variable has a value that its option would not take.
+    pub(crate) fn or_environment(&self) -> Result<Self, String> {
+        Ok(Self {
+            metrics: given(self.metrics, "FV_METRICS", listen_address)?,
+            mss: given(self.mss, "FV_MSS", mss)?,
+        })
+    }
+
+    /// The same as words of a command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let mss = self.mss.map(|mss| match mss {
+            Mss::Off => "--mss=off".to_owned(),
+            Mss::Auto => "--mss=auto".to_owned(),
+            Mss::Most(bytes) => format!("--mss={bytes}"),
+        });
+        self.metrics.map(|address| format!("--metrics={address}")).into_iter().chain(mss).collect()
+    }
+}
+
+/// The interface whose packets are passed on, by the command line or else by FV_ROUTE_FROM.
+///
+/// # Errors
+/// The variable names no interface.
+pub(crate) fn route_from(option: Option<&String>) -> Result<Option<String>, String> {
+    given(option.cloned(), "FV_ROUTE_FROM", interface)
+}
+
+/// The option's value, or else that of the environment variable; an empty one is none.
+fn given<T>(
+    option: Option<T>,
+    variable: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    if option.is_some() {
+        return Ok(option);
+    }
+    let Some(word) = std::env::var(variable).ok().filter(|word| !word.is_empty()) else {
+        return Ok(None);
+    };
+    let problem = |allowed| format!("{variable}={}: {allowed}", crate::uapi::shown(&word));
+    read(&word).map(Some).map_err(problem)
+}
+
+fn listen_address(word: &str) -> Result<SocketAddr, String> {
+    word.parse().map_err(|_| "an address with a port, such as 127.0.0.1:9586 or [::1]:9586".to_owned())
+}
+
+fn mss(word: &str) -> Result<Mss, String> {
+    match word.to_ascii_lowercase().as_str() {
+        "off" => Ok(Mss::Off),
+        "auto" => Ok(Mss::Auto),
+        number => number
+            .parse()
+            .ok()
+            .filter(|bytes| (64..=65_495).contains(bytes))
+            .map(Mss::Most)
+            .ok_or_else(|| "auto, off, or 64 to 65495 bytes".to_owned()),
+    }
 }
 
 /// How many threads carry packets.
@@ -142,14 +258,7 @@ impl Threads {
     /// # Errors
     /// When WG_THREADS is no number of threads; the option itself was checked before.
     pub(crate) fn notice(&self) -> Result<Option<String>, String> {
-        let from_environment = || {
-            let word = std::env::var("WG_THREADS").ok().filter(|word| !word.is_empty())?;
-            Some(
-                thread_count(&word)
-                    .map_err(|allowed| format!("WG_THREADS={}: {allowed}", crate::uapi::shown(&word))),
-            )
-        };
-        let count = self.asked.map(Ok).or_else(from_environment).transpose()?.unwrap_or(1);
+        let count = given(self.asked, "WG_THREADS", thread_count)?.unwrap_or(1);
         Ok((count != 1).then(|| format!("one thread carries packets in this version, not {count}")))
     }
 }
@@ -174,7 +283,7 @@ pub(crate) fn mistyped(name: &str) -> Option<String> {
         };
         distance(&word, command) <= most
     };
-    let meant = ["show", "up", "demo", "doctor", "genkey", "pubkey", "genpsk"];
+    let meant = ["show", "up", "demo", "doctor", "health", "genkey", "pubkey", "genpsk"];
     let command = meant.iter().filter(close).min_by_key(|command| distance(&word, command))?;
     Some(format!(
         "did you mean `fv {command}`? To make an interface that is called {name}: `fv -f -- {name}`, or without \
@@ -248,6 +357,7 @@ mod tests {
             ("Up", "up"),
             ("dmeo", "demo"),
             ("docter", "doctor"),
+            ("helth", "health"),
         ] {
             let text = mistyped(typed).unwrap_or_else(|| panic!("{typed} passes"));
             assert!(text.starts_with(&format!("did you mean `fv {meant}`? ")), "{text}");
@@ -272,6 +382,17 @@ mod tests {
             panic!("not up");
         };
         assert_eq!(threads.asked, Some(2));
+    }
+
+    #[test]
+    fn what_is_asked_for_besides_reaches_the_process_in_the_background_as_it_was_said() {
+        for words in ["--metrics=127.0.0.1:9586 --mss=auto", "--metrics=[::1]:1 --mss=1360", "--mss=off"] {
+            let cli = parse(&format!("{words} wg0")).expect("valid");
+            assert_eq!(cli.extras.words().join(" "), words);
+        }
+        for words in ["--mss 63", "--mss 65496", "--mss x", "--metrics 9586", "--metrics localhost:9586"] {
+            assert!(parse(&format!("{words} wg0")).is_err(), "{words}");
+        }
     }
 
     #[test]

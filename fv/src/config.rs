@@ -107,17 +107,22 @@ impl fmt::Display for Remote {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Problems(Vec<(usize, String)>);
 
+impl Problems {
+    /// One a line, with the place that `place` makes of a line's number; at most twenty.
+    pub(crate) fn told(&self, place: impl Fn(usize) -> String) -> String {
+        let mut lines: Vec<_> =
+            self.0.iter().take(20).map(|(line, text)| format!("{}: {text}", place(*line))).collect();
+        let more = self.0.len().saturating_sub(lines.len());
+        if more > 0 {
+            lines.push(format!("and {more} more"));
+        }
+        lines.join("\n")
+    }
+}
+
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut lines = self.0.iter().map(|(line, text)| format!("line {line}: {text}"));
-        if let Some(first) = lines.next() {
-            f.write_str(&first)?;
-        }
-        lines.by_ref().take(19).try_for_each(|text| write!(f, "\n{text}"))?;
-        match lines.count() {
-            0 => Ok(()),
-            more => write!(f, "\nand {more} more"),
-        }
+        f.write_str(&self.told(|line| format!("line {line}")))
     }
 }
 

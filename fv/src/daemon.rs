@@ -9,17 +9,20 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::{dup2_stderr, dup2_stdout, setsid};
 
+use crate::cli::Extras;
 use crate::logger;
 
 /// Starts this program again, in the background, for the interface `ifname`, and waits until that one is ready.
 ///
 /// # Errors
 /// A sentence for the user; it is empty when the other process has said on standard error what is wrong.
-pub(crate) fn start(ifname: &str) -> Result<(), String> {
+pub(crate) fn start(ifname: &str, extras: &Extras) -> Result<(), String> {
     let failed = |e: io::Error| format!("cannot go on in the background: {e}; --foreground may help");
     let program = env::current_exe().map_err(failed)?;
     let mut child = Command::new(program)
-        .args(["--in-background", "--", ifname])
+        .arg("--in-background")
+        .args(extras.words())
+        .args(["--", ifname])
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

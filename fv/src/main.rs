@@ -2,16 +2,20 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod clock;
 mod config;
 mod control;
 mod daemon;
 mod demo;
 mod doctor;
+mod environment;
 mod events;
+mod health;
 mod ifname;
 mod key;
 mod link;
 mod logger;
+mod metrics;
 mod namespace;
 mod netlink;
 mod show;
@@ -22,6 +26,7 @@ mod up;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
@@ -49,14 +54,18 @@ fn run(cli: &Cli) -> Result<(), String> {
         Some(Command::Doctor { ifname, json }) => {
             doctor::run(Path::new(control::DIRECTORY), ifname.as_deref(), *json)
         }
+        Some(Command::Health { ifname, max_age, json }) => {
+            health::run(Path::new(control::DIRECTORY), ifname.as_deref(), *max_age, *json)
+        }
         Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
-        Some(Command::Up { file, for_demo, threads }) => {
+        Some(Command::Up { file, for_demo, threads, extras, route_from }) => {
             if let Some(notice) = threads.notice()? {
                 eprintln!("fv: {notice}");
             }
-            up::run(file, *for_demo)
+            let route_from = cli::route_from(route_from.as_ref())?;
+            up::run(file.as_deref(), *for_demo, &extras.or_environment()?, route_from.as_deref())
         }
         Some(Command::Demo { megabytes, no_tun }) => {
             demo::run(demo::Options { megabytes: *megabytes, no_tun: *no_tun })
@@ -70,6 +79,7 @@ fn serve(cli: &Cli) -> Result<(), String> {
     let Some(ifname) = &cli.ifname else {
         return Err("give the name of an interface; --help shows how".into());
     };
+    let extras = cli.extras.or_environment()?;
     if cli.in_background {
         daemon::leave_terminal();
     } else {
@@ -85,7 +95,7 @@ fn serve(cli: &Cli) -> Result<(), String> {
         let foreground =
             cli.foreground || std::env::var_os("WG_PROCESS_FOREGROUND").is_some_and(|word| word == "1");
         if !foreground {
-            daemon::start(ifname)?;
+            daemon::start(ifname, &extras)?;
             // For a person, who may have meant something else; scripts see nothing.
             if io::stderr().is_terminal() {
                 eprintln!(
@@ -96,7 +106,7 @@ fn serve(cli: &Cli) -> Result<(), String> {
         }
     }
     logger::start(ifname);
-    let tunnel = Tunnel::start(ifname, Handle::stop)?;
+    let tunnel = Tunnel::start(ifname, &extras, Duration::ZERO, Handle::stop)?;
     if cli.in_background {
         daemon::tell_parent().map_err(|e| format!("the process that started this one is gone: {e}"))?;
     }

@@ -166,7 +166,7 @@ fn ago(now: Duration, then: Duration) -> String {
 }
 
 /// Seconds as the numbers people count in, without those that are zero.
-fn span(seconds: u64) -> String {
+pub(crate) fn span(seconds: u64) -> String {
     let units = [
         (seconds / 31_536_000, "year"),
         (seconds / 86_400 % 365, "day"),

@@ -8,20 +8,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use forestvpn_quantum::config::{DeviceSnapshot, DeviceUpdate};
-use forestvpn_quantum::io::{BootClock, Link, Offloads, Tun, Udp, fd};
+use forestvpn_quantum::io::{Link, Offloads, Tun, Udp, fd};
 use forestvpn_quantum::time::OsEntropy;
 use forestvpn_quantum::{ConfigureError, Device, DeviceConfig, Fatal, Gone, Handle, Worker};
 use nix::errno::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::cli::Extras;
+use crate::clock::Floored;
 use crate::control::{Control, ControlServer, ControlSocket, DIRECTORY, Refusal};
 use crate::link::{Follower, Next, follow};
 use crate::netlink::Netlink;
 use crate::uapi::shown;
-use crate::{doctor, events};
+use crate::{doctor, events, metrics};
 
 /// What is left of an Ethernet frame inside of a tunnel over IPv6, rounded: 1500 - 80.
 const DEFAULT_MTU: u16 = 1420;
@@ -43,11 +46,16 @@ pub(crate) struct Tunnel {
 impl Tunnel {
     /// Makes the interface `ifname`, or takes over the one behind WG_TUN_FD, and starts all that serves it. The
     /// interface is down and has no configuration; packets flow when both have changed. `end` is called when a
-    /// signal asks for the end or the socket's file is removed.
+    /// signal asks for the end or the socket's file is removed. Handshakes are dated no earlier than `least` (since 1970).
     ///
     /// # Errors
     /// One sentence that says what to do; nothing is left behind.
-    pub(crate) fn start(ifname: &str, end: impl End) -> Result<Self, String> {
+    pub(crate) fn start(
+        ifname: &str,
+        extras: &Extras,
+        least: Duration,
+        end: impl End,
+    ) -> Result<Self, String> {
         let offloads = doctor::switched()?;
         let mut tun = match inherited("WG_TUN_FD")? {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
@@ -63,22 +71,33 @@ impl Tunnel {
             Some(fd) => ControlSocket::inherited(fd::listener(fd).map_err(|e| format!("WG_UAPI_FD: {e}"))?),
             None => ControlSocket::open(Path::new(DIRECTORY), &name)?,
         };
-        Self::assemble(name, tun, socket, offloads, end).map_err(|e| format!("cannot start: {e}"))
+        let tunnel = Self::assemble(name, tun, socket, (offloads, extras, least), end)
+            .map_err(|e| format!("cannot start: {e}"))?;
+        if let Some(address) = extras.metrics {
+            let (name, handle) = (tunnel.name.clone(), tunnel.handle.clone());
+            metrics::serve(address, move || numbers(&name, &handle).ok())?;
+            log::info!("metrics at http://{address}/metrics");
+        }
+        Ok(tunnel)
     }
 
     fn assemble(
         name: String,
         tun: Tun,
         socket: ControlSocket,
-        offloads: Offloads,
+        (offloads, extras, least): (Offloads, &Extras, Duration),
         end: impl End,
     ) -> io::Result<Self> {
         let link = Link::new(&tun)?;
-        let config =
-            DeviceConfig { mtu: DEFAULT_MTU, train_cipher: offloads.cipher, ..DeviceConfig::default() };
+        let config = DeviceConfig {
+            mtu: DEFAULT_MTU,
+            train_cipher: offloads.cipher,
+            mss: extras.mss.unwrap_or_default(),
+            ..DeviceConfig::default()
+        };
         let device = Device::new(config, Box::new(OsEntropy));
         let (mut worker, handle) =
-            Worker::new(device, tun, Udp::with_offloads(offloads), BootClock::default())?;
+            Worker::new(device, tun, Udp::with_offloads(offloads), Floored::new(least))?;
         worker.set_merging(offloads.tun_gro);
         events::log_all(worker.events())?;
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
@@ -143,6 +162,19 @@ impl Drop for Tunnel {
             let _ = datapath.join();
         }
     }
+}
+
+/// What is told to Prometheus.
+fn numbers(name: &str, handle: &Handle) -> Result<String, Gone> {
+    let (device, status, counters) = (handle.snapshot()?, handle.status()?, handle.counters()?);
+    let unread = doctor::report::unread(device.listen_port);
+    Ok(metrics::render(&metrics::Numbers {
+        interface: name,
+        device: &device,
+        status: &status,
+        counters: &counters,
+        unread,
+    }))
 }
 
 /// What is done when the end is asked for; [`Handle::stop`] for most.

@@ -43,6 +43,14 @@ pub(crate) fn header(ipv4: &[u8]) -> u16 {
     !sum(ipv4, 0)
 }
 
+/// A checksum field after one 16-bit word that it covers has changed (RFC 1624: HC' = ~(~HC + ~m + m')).
+pub(crate) const fn updated(field: u16, old: u16, new: u16) -> u16 {
+    let mut acc = !field as u32 + !old as u32 + new as u32;
+    acc = (acc & 0xffff) + (acc >> 16);
+    acc = (acc & 0xffff) + (acc >> 16);
+    !(acc as u16)
+}
+
 /// Sum of the TCP or UDP pseudo header: addresses, protocol and length of the transport part.
 pub(crate) fn pseudo(addresses: &[u8], protocol: u8, len: u16) -> u16 {
     let [hi, lo] = len.to_be_bytes();

@@ -211,6 +211,13 @@ impl World {
         self.introduce(host, of, true);
     }
 
+    /// The same, and the new process has another configuration.
+    pub fn restart_with(&mut self, host: usize, of: usize, config: DeviceConfig) {
+        let before = std::mem::replace(&mut self.config, config);
+        self.restart(host, of);
+        self.config = before;
+    }
+
     /// A valid initiation from the owner of `host`'s key to `of`, dated now; `host` knows nothing of it.
     pub fn initiation(&mut self, host: usize, of: usize) -> Vec<u8> {
         let mut device = self.device(&self.hosts[host].key.clone());

@@ -444,3 +444,30 @@ fn our_own_message_routed_back_into_its_tunnel_is_dropped_and_other_peoples_are_
         }
     }
 }
+
+#[test]
+fn syn_packets_are_made_to_fit_in_both_directions_also_while_they_wait_for_a_handshake() {
+    use forestvpn_quantum::{DeviceConfig, Mss};
+    // A TCP SYN with an option for 1460 bytes, and where that option's value ends up in a packet.
+    let syn = |from, to| {
+        // After the first eight bytes, which are the harness's own.
+        let mut segment = [0; 16];
+        segment[4..6].copy_from_slice(&[6 << 4, 2]);
+        segment[12..].copy_from_slice(&[2, 4, 5, 180]);
+        let mut p = packet(from, to, &segment);
+        p[9] = 6;
+        p
+    };
+    let value = |p: &[u8]| u16::from_be_bytes(p[42..44].try_into().unwrap());
+    for (clamping, mss, mtu, fits) in [(A, Mss::Most(1300), 1420, 1300), (B, Mss::Auto, 1280, 1240)] {
+        let mut w = World::pair();
+        w.restart_with(clamping, 1 - clamping, DeviceConfig { mss, mtu, ..DeviceConfig::default() });
+        // The first one waits for the handshake.
+        for _ in 0..2 {
+            w.send(A, &syn(A, B)).unwrap();
+            w.settle();
+        }
+        let all: Vec<_> = w.hosts[B].delivered.iter().map(|(_, p)| value(p)).collect();
+        assert_eq!(all, [fits, fits]);
+    }
+}

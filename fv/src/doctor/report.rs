@@ -52,7 +52,7 @@ pub(super) fn switched_off(offloads: Offloads) -> String {
 }
 
 /// Datagrams that the kernel threw away because the receive buffer of a socket on `port` was full.
-fn unread(port: u16) -> u64 {
+pub(crate) fn unread(port: u16) -> u64 {
     let tables = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
     tables.iter().filter_map(|path| fs::read_to_string(path).ok()).map(|table| drops(&table, port)).sum()
 }

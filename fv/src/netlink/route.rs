@@ -98,13 +98,15 @@ impl fmt::Display for Route {
     }
 }
 
-/// A policy rule of the two kinds that wg-quick uses, for IPv4 or for IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A policy rule of the two kinds that wg-quick uses, or for what comes in by one interface; for IPv4 or for IPv6.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// For IPv6 packets instead of IPv4 ones.
     pub(crate) ipv6: bool,
     /// Smaller is asked first; 0 belongs to the kernel's own rule.
     pub(crate) priority: u32,
+    /// Only packets that come in by this interface.
+    pub(crate) iif: Option<String>,
     /// Only packets that do not carry this mark.
     pub(crate) not_mark: Option<u32>,
     /// Look into this table...
@@ -125,6 +127,7 @@ impl Rule {
             message.attributes.push(RuleAttribute::FwMark(mark));
             message.attributes.push(RuleAttribute::FwMask(u32::MAX));
         }
+        message.attributes.extend(self.iif.clone().map(RuleAttribute::Iifname));
         message.attributes.extend(self.suppress_prefix.map(RuleAttribute::SuppressPrefixLen));
         message
     }
@@ -134,6 +137,7 @@ impl Rule {
         let mut rule = Self {
             ipv6: message.header.family == AddressFamily::Inet6,
             priority: 0,
+            iif: None,
             not_mark: None,
             table: message.header.table.into(),
             suppress_prefix: None,
@@ -142,6 +146,7 @@ impl Rule {
             match attribute {
                 RuleAttribute::Priority(priority) => rule.priority = priority,
                 RuleAttribute::Table(table) => rule.table = table,
+                RuleAttribute::Iifname(name) => rule.iif = Some(name),
                 RuleAttribute::FwMark(mark) if message.header.flags.contains(RuleFlags::Invert) => {
                     rule.not_mark = Some(mark);
                 }
@@ -159,6 +164,9 @@ impl Rule {
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.ipv6 { "IPv6 policy rule '" } else { "IPv4 policy rule '" })?;
+        if let Some(interface) = &self.iif {
+            write!(f, "iif {interface} ")?;
+        }
         if let Some(mark) = self.not_mark {
             write!(f, "not fwmark {mark:#x} ")?;
         }

@@ -118,15 +118,27 @@ fn rules_are_added_in_front_of_the_main_table_and_removed_exactly() {
         let mut netlink = Netlink::open().unwrap();
         for ipv6 in [false, true] {
             let before = netlink.rules(ipv6).unwrap();
-            let mark =
-                Rule { ipv6, priority: 32765, not_mark: Some(51820), table: 51820, suppress_prefix: None };
-            let local =
-                Rule { ipv6, priority: 32764, not_mark: None, table: MAIN_TABLE, suppress_prefix: Some(0) };
+            let mark = Rule {
+                ipv6,
+                priority: 32765,
+                iif: None,
+                not_mark: Some(51820),
+                table: 51820,
+                suppress_prefix: None,
+            };
+            let local = Rule {
+                ipv6,
+                priority: 32764,
+                iif: Some("lo".into()),
+                not_mark: None,
+                table: MAIN_TABLE,
+                suppress_prefix: Some(0),
+            };
             netlink.add_rule(&mark).unwrap();
             netlink.add_rule(&local).unwrap();
             let there = netlink.rules(ipv6).unwrap();
-            let ours: Vec<_> = there.iter().filter(|rule| !before.contains(rule)).copied().collect();
-            assert_eq!(ours, [local, mark]);
+            let ours: Vec<_> = there.iter().filter(|rule| !before.contains(rule)).cloned().collect();
+            assert_eq!(ours, [local.clone(), mark.clone()]);
             assert!(netlink.add_rule(&mark).unwrap_err().exists());
             netlink.delete_rule(&mark).unwrap();
             netlink.delete_rule(&local).unwrap();

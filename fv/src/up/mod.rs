@@ -2,9 +2,11 @@
 //! MTU, routes, policy rules, DNS and hooks, and all of it undone at the end. Called by `main`.
 
 mod dns;
+mod forward;
 mod hooks;
 mod resolve;
 mod routing;
+mod silence;
 mod undo;
 
 use std::fs;
@@ -15,17 +17,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forestvpn_quantum::config::{DeviceUpdate, PeerUpdate};
 use forestvpn_quantum::{Handle, PublicKey};
 use ipnet::IpNet;
 
+use crate::cli::Extras;
+use crate::clock::{self, Mark};
 use crate::config::{ConfigFile, Hook, Table};
+use crate::environment::Environment;
 use crate::netlink::Netlink;
 use crate::tunnel::Tunnel;
 use crate::{daemon, ifname, logger};
+use forward::Forward;
 use resolve::{Name, Pauses, Resolver};
+use silence::Silence;
 use undo::Undo;
 
 /// How often it is looked whether the tunnel still runs.
@@ -44,13 +51,18 @@ enum Wake {
 ///
 /// # Errors
 /// What is wrong, in a sentence or one per line of the file; nothing is left behind.
-pub(crate) fn run(file: &Path, for_demo: bool) -> Result<(), String> {
-    let (name, path) = locate(file)?;
+pub(crate) fn run(
+    file: Option<&Path>,
+    for_demo: bool,
+    extras: &Extras,
+    route_from: Option<&str>,
+) -> Result<(), String> {
+    let (name, path) = file.map_or_else(from_environment, locate)?;
     logger::start(&name);
     if !for_demo {
         logger::talk();
     }
-    let config = read(&path)?;
+    let config = if file.is_some() { read(&path)? } else { read_environment()? };
     let interface = &config.interface;
     let all = [&interface.pre_up, &interface.post_up, &interface.pre_down, &interface.post_down];
     let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
@@ -72,15 +84,18 @@ pub(crate) fn run(file: &Path, for_demo: bool) -> Result<(), String> {
     }
     let (wake, waking) = channel();
     let end = wake.clone();
-    let tunnel = Tunnel::start(&name, move |_| drop(end.send(Wake::End)))?;
+    let mark = Mark::of(&name);
+    let least = mark.as_ref().and_then(Mark::read).map(clock::settle).unwrap_or_default();
+    let tunnel = Tunnel::start(&name, extras, least, move |_| drop(end.send(Wake::End)))?;
     if for_demo {
         end_with_stdin(wake.clone()).map_err(|e| e.to_string())?;
     }
-    let mut up = Up::new(tunnel, &config, netlink, wake)?;
-    let outcome = up.bring_up().and_then(|()| up.stay(&waking));
+    let mut up = Up { mark_of_time: mark, ..Up::new(tunnel, &config, netlink, wake)? };
+    let outcome = up.bring_up(route_from).and_then(|()| up.stay(&waking));
     if for_demo {
         tell_counters(up.tunnel.handle());
     }
+    up.remember(true);
     let ended = up.take_down();
     outcome.and(ended).map_err(|e| if e.starts_with("line ") { at(&e) } else { e })
 }
@@ -105,6 +120,25 @@ fn locate(file: &Path) -> Result<(String, PathBuf), String> {
     Ok((name.to_owned(), path))
 }
 
+/// The interface's name, and what stands for a file in messages.
+fn from_environment() -> Result<(String, PathBuf), String> {
+    let name = variable("FV_INTERFACE").unwrap_or_else(|| "wg0".to_owned());
+    ifname::check(&name).map_err(|reason| format!("FV_INTERFACE={}: {reason}", crate::uapi::shown(&name)))?;
+    Ok((name, PathBuf::from("environment")))
+}
+
+/// An environment variable; an empty one is none.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn read_environment() -> Result<ConfigFile, String> {
+    let made = Environment::read(variable)?;
+    ConfigFile::parse(made.text.as_bytes()).map_err(|problems| {
+        format!("nothing was done\n{}", problems.told(|line| made.variable(line).to_owned()))
+    })
+}
+
 fn read(path: &Path) -> Result<ConfigFile, String> {
     let failed = |e: io::Error| format!("cannot read {}: {e}", path.display());
     let mut file = fs::File::open(path).map_err(failed)?;
@@ -126,9 +160,17 @@ struct Up<'a> {
     index: u32,
     /// The mark of the tunnel's own packets, 0 for none; for default routes it is their table too.
     mark: u32,
+    /// What is passed on goes through the tunnel, instead of what this host sends itself.
+    forward: Option<Forward>,
     ipv6: bool,
     /// Peers whose endpoint is a name that is not resolved yet.
     nameless: Vec<PublicKey>,
+    /// Peers whose endpoint is a name, and that were silent until it was looked up again, which goes on.
+    sought: Vec<PublicKey>,
+    /// Where the latest time is kept that a peer has seen.
+    mark_of_time: Option<Mark>,
+    /// Of the peers that the file gives an endpoint.
+    silences: Vec<(PublicKey, Silence)>,
     /// Everything is done, PostUp included.
     complete: bool,
     undo: Undo,
@@ -147,6 +189,7 @@ impl<'a> Up<'a> {
         let named =
             |peer: &&crate::config::Peer| peer.endpoint.as_ref().is_some_and(|e| e.address().is_none());
         let nameless = config.peers.iter().filter(named).map(|peer| peer.public_key).collect();
+        let callable = config.peers.iter().filter(|peer| peer.endpoint.is_some());
         Ok(Self {
             tunnel,
             config,
@@ -154,7 +197,11 @@ impl<'a> Up<'a> {
             wake,
             index,
             mark: config.interface.fwmark.unwrap_or(0),
+            forward: None,
             ipv6: true,
+            sought: Vec::new(),
+            mark_of_time: None,
+            silences: callable.map(|peer| (peer.public_key, Silence::default())).collect(),
             nameless,
             complete: false,
             undo: Undo::default(),
@@ -162,13 +209,19 @@ impl<'a> Up<'a> {
     }
 
     /// All steps that need no endpoint, and the rest too when nothing has to be waited for.
-    fn bring_up(&mut self) -> Result<(), String> {
+    fn bring_up(&mut self, route_from: Option<&str>) -> Result<(), String> {
         let text = |e: crate::netlink::Error| e.to_string();
         let interface = &self.config.interface;
+        if let Some(from) = route_from {
+            self.forward = Some(Forward::new(&mut self.netlink, from, interface.table)?);
+        }
         let mtu = interface.mtu.unwrap_or_else(|| self.fitting_mtu());
         self.netlink.set_mtu(self.index, mtu.into()).map_err(text)?;
         self.look_for_ipv6();
-        if self.mark == 0 && routing::needs_mark(interface.table, &self.wanted(|_| true)) {
+        if self.mark == 0
+            && self.forward.is_none()
+            && routing::needs_mark(interface.table, &self.wanted(|_| true))
+        {
             self.mark = routing::free_table(&mut self.netlink).map_err(text)?;
         }
         let handle = self.tunnel.handle().clone();
@@ -189,7 +242,7 @@ impl<'a> Up<'a> {
         // First the sockets: a port that is in use is said here, and not by the link monitor later on.
         handle.set_link(true, mtu).map_err(|e| e.to_string())?;
         self.netlink.set_up(self.index, true).map_err(text)?;
-        self.resolve().map_err(|e| format!("cannot look up names: {e}"))?;
+        self.resolve(|_| Some(None)).map_err(|e| format!("cannot look up names: {e}"))?;
         daemon::tell_systemd();
         if self.is_held_up() {
             self.add_routes(|up, peer, net| !up.waits(peer, net))?;
@@ -255,7 +308,10 @@ impl<'a> Up<'a> {
 
     /// A route through a peer that cannot be reached yet, and that would take the resolver's queries with it.
     fn waits(&self, peer: &PublicKey, net: &IpNet) -> bool {
-        self.config.interface.table == Table::Auto && net.prefix_len() <= 1 && self.nameless.contains(peer)
+        self.forward.is_none()
+            && self.config.interface.table == Table::Auto
+            && net.prefix_len() <= 1
+            && self.nameless.contains(peer)
     }
 
     fn is_held_up(&self) -> bool {
@@ -270,6 +326,9 @@ impl<'a> Up<'a> {
         for peer in &self.config.peers {
             let fits = self.wanted(|key| *key == peer.public_key);
             nets.extend(fits.into_iter().filter(|net| which(self, &peer.public_key, net)));
+        }
+        if let Some(forward) = &mut self.forward {
+            return forward.add(&mut self.netlink, &mut self.undo, (self.index, self.tunnel.name()), &nets);
         }
         let mark = routing::needs_mark(table, &nets).then_some(self.mark);
         routing::add_routes(&mut self.netlink, &mut self.undo, self.index, table, &nets, mark)
@@ -295,11 +354,13 @@ impl<'a> Up<'a> {
         routing::fitting_mtu(&mut self.netlink, &endpoints, self.mark)
     }
 
-    /// Starts to look up the endpoints that are names.
-    fn resolve(&self) -> io::Result<()> {
+    /// Starts to look up the endpoints that are names: of all peers, or of those that `which` gives an address which
+    /// was tried in vain.
+    fn resolve(&self, which: impl Fn(&PublicKey) -> Option<Option<SocketAddr>>) -> io::Result<()> {
         let names = self.config.peers.iter().filter_map(|peer| {
             let remote = peer.endpoint.as_ref().filter(|remote| remote.address().is_none())?;
-            Some(Name { peer: peer.public_key, host: remote.host.clone(), port: remote.port })
+            let avoid = which(&peer.public_key)?;
+            Some(Name { peer: peer.public_key, host: remote.host.clone(), port: remote.port, avoid })
         });
         let teller = Teller {
             handle: self.tunnel.handle().clone(),
@@ -310,21 +371,81 @@ impl<'a> Up<'a> {
         resolve::start(names.collect(), Pauses::default(), Arc::new(teller))
     }
 
+    /// Does what may help peers that do not answer: looks up their names again, and takes another UDP port when nobody
+    /// answers and the file gives none, for an address translation on the way may be stuck.
+    fn look_after_peers(&mut self) {
+        let Ok(snapshot) = self.tunnel.handle().snapshot() else { return };
+        let mut silent = Vec::new();
+        for (key, silence) in &mut self.silences {
+            let peer = snapshot.peers.iter().find(|peer| peer.public_key == *key);
+            if let Some(peer) =
+                peer.filter(|peer| silence.look(peer.rx_bytes, peer.tx_bytes, peer.persistent_keepalive))
+            {
+                silent.push((*key, peer.endpoint));
+            }
+        }
+        if silent.is_empty() {
+            return;
+        }
+        if silent.len() == self.silences.len() && self.config.interface.listen_port.unwrap_or(0) == 0 {
+            log::info!(
+                "no peer answers: another UDP port is taken, in case that the way of this one is blocked"
+            );
+            let update = DeviceUpdate { listen_port: Some(0), ..DeviceUpdate::default() };
+            if let Err(error) = self.tunnel.handle().configure(update) {
+                log::warn!("{error}");
+            }
+        }
+        silent.retain(|(key, _)| !self.nameless.contains(key) && !self.sought.contains(key));
+        let avoid = |key: &PublicKey| silent.iter().find(|(k, _)| k == key).map(|(_, endpoint)| *endpoint);
+        match self.resolve(avoid) {
+            Ok(()) => {
+                let named = |peer: &&crate::config::Peer| {
+                    avoid(&peer.public_key).is_some()
+                        && peer.endpoint.as_ref().is_some_and(|remote| remote.address().is_none())
+                };
+                self.sought.extend(self.config.peers.iter().filter(named).map(|peer| peer.public_key));
+            }
+            Err(error) => log::warn!("cannot look up names: {error}"),
+        }
+    }
+
     /// Waits for the end, and finishes what waits for names.
     fn stay(&mut self, waking: &Receiver<Wake>) -> Result<(), String> {
+        let mut looked = Instant::now();
+        let mut marked: Option<Instant> = None;
         loop {
             match waking.recv_timeout(LOOK) {
                 Ok(Wake::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Ok(Wake::Found(peer)) => {
                     self.nameless.retain(|key| *key != peer);
+                    self.sought.retain(|key| *key != peer);
                     if !self.complete && !self.is_held_up() {
                         self.finish()?;
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if self.tunnel.is_over() => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if looked.elapsed() >= silence::LOOK => {
+                    looked = Instant::now();
+                    self.look_after_peers();
+                    if marked.is_none_or(|marked| marked.elapsed() >= clock::STEP) && self.remember(false) {
+                        marked = Some(Instant::now());
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
+    }
+
+    /// Writes down the time of the last handshake, if there was one.
+    fn remember(&mut self, ended: bool) -> bool {
+        let Some(mark) = &mut self.mark_of_time else { return false };
+        let snapshot = self.tunnel.handle().snapshot().unwrap_or_default();
+        let Some(last) = snapshot.peers.iter().filter_map(|peer| peer.last_handshake).max() else {
+            return false;
+        };
+        mark.write(last, ended);
+        true
     }
 
     /// Undoes everything, the latest first. Trouble with one thing does not keep the others from being undone.

@@ -21,6 +21,9 @@ pub(crate) struct Name {
     pub(crate) host: String,
     /// UDP port.
     pub(crate) port: u16,
+    /// Where the peer was looked for in vain: another address of the name comes first, one of the other family before
+    /// all.
+    pub(crate) avoid: Option<SocketAddr>,
 }
 
 /// The pauses between two tries for the same name: doubled from `first` up to `longest`.
@@ -96,13 +99,15 @@ fn next(tasks: &Mutex<Vec<Task>>) -> Option<Task> {
 }
 
 fn attempt(mut task: Task, pauses: Pauses, resolver: &impl Resolver) -> Option<Task> {
-    let Name { host, port, .. } = &task.name;
+    let Name { host, port, avoid, .. } = &task.name;
     let answer = resolver
         .lookup(host, *port)
-        .and_then(|addresses| choose(&addresses, |address| resolver.reachable(address)));
+        .and_then(|addresses| choose(&addresses, *avoid, |address| resolver.reachable(address)));
     match answer {
         Ok(address) => {
-            log::info!("{host} is {}", address.ip());
+            if Some(address) != *avoid {
+                log::info!("{host} is {}", address.ip());
+            }
             resolver.found(&task.name, address);
             None
         }
@@ -119,10 +124,18 @@ fn attempt(mut task: Task, pauses: Pauses, resolver: &impl Resolver) -> Option<T
 }
 
 /// The first address to which there is a way: a host without IPv6 gets the IPv4 one, whatever the order. When
-/// there is no way to any of them yet, only a name with one kind of address leaves nothing to wait for.
-fn choose(addresses: &[SocketAddr], reachable: impl Fn(SocketAddr) -> bool) -> io::Result<SocketAddr> {
+/// there is no way to any of them yet, only a name with one kind of address leaves nothing to wait for. `avoid` and its
+/// family come last.
+fn choose(
+    addresses: &[SocketAddr],
+    avoid: Option<SocketAddr>,
+    reachable: impl Fn(SocketAddr) -> bool,
+) -> io::Result<SocketAddr> {
     let first = addresses.first().ok_or_else(|| io::Error::other("it has no address"))?;
-    match addresses.iter().find(|address| reachable(**address)) {
+    let last = |address: &&SocketAddr| {
+        avoid.is_some_and(|avoid| avoid.is_ipv4() == address.is_ipv4()).then_some(avoid == Some(**address))
+    };
+    match addresses.iter().filter(|address| reachable(**address)).min_by_key(last) {
         Some(address) => Ok(*address),
         None if addresses.iter().all(|address| address.is_ipv4() == first.is_ipv4()) => Ok(*first),
         None => Err(io::Error::other("there is no route to any of its addresses yet")),
@@ -165,7 +178,7 @@ mod tests {
     }
 
     fn name(host: &str) -> Name {
-        Name { peer: PublicKey([host.len() as u8; 32]), host: host.to_owned(), port: 51820 }
+        Name { peer: PublicKey([host.len() as u8; 32]), host: host.to_owned(), port: 51820, avoid: None }
     }
 
     #[test]
@@ -200,10 +213,21 @@ mod tests {
     #[test]
     fn a_host_without_ipv6_gets_the_ipv4_address_even_when_it_is_second() {
         let [v4, v6] = [V4, V6].map(|text| text.parse::<SocketAddr>().unwrap());
-        assert_eq!(choose(&[v6, v4], |address| address.is_ipv4()).unwrap(), v4);
-        assert_eq!(choose(&[v6, v4], |_| true).unwrap(), v6);
-        assert_eq!(choose(&[v6], |_| false).unwrap(), v6);
-        assert!(choose(&[v6, v4], |_| false).is_err());
-        assert!(choose(&[], |_| true).is_err());
+        assert_eq!(choose(&[v6, v4], None, |address| address.is_ipv4()).unwrap(), v4);
+        assert_eq!(choose(&[v6, v4], None, |_| true).unwrap(), v6);
+        assert_eq!(choose(&[v6], None, |_| false).unwrap(), v6);
+        assert!(choose(&[v6, v4], None, |_| false).is_err());
+        assert!(choose(&[], None, |_| true).is_err());
+    }
+
+    #[test]
+    fn f90_after_an_address_that_stays_silent_the_other_family_is_tried_then_another_address_then_the_same() {
+        let [v4, other, v6] = [V4, "192.0.2.2:51820", V6].map(|text| text.parse::<SocketAddr>().unwrap());
+        let next = |all: &[SocketAddr], avoid| choose(all, Some(avoid), |_| true).unwrap();
+        assert_eq!(next(&[v6, v4], v6), v4);
+        assert_eq!(next(&[v6, v4], v4), v6);
+        assert_eq!(next(&[v4, other], v4), other);
+        assert_eq!(next(&[v4], v4), v4);
+        assert_eq!(choose(&[v6, v4], Some(v4), |address| address.is_ipv4()).unwrap(), v4);
     }
 }

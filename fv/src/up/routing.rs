@@ -7,12 +7,13 @@ use std::path::Path;
 
 use ipnet::IpNet;
 
+use super::forward::Forward;
 use super::undo::Undo;
 use crate::config::Table;
 use crate::netlink::{self, MAIN_TABLE, Netlink, Route, Rule};
 
 /// Where wg-quick begins to look for a free table, which is then the mark too.
-const FIRST_TABLE: u32 = 51820;
+pub(crate) const FIRST_TABLE: u32 = 51820;
 
 /// A default route among `nets` makes the tunnel's own packets need a mark, or they would go into the tunnel.
 pub(crate) fn needs_mark(table: Table, nets: &[IpNet]) -> bool {
@@ -33,9 +34,12 @@ pub(crate) fn free_table(netlink: &mut Netlink) -> netlink::Result<u32> {
     let table = (FIRST_TABLE..).find(|table| !used.contains(table)).unwrap_or(FIRST_TABLE);
     for ipv6 in [false, true] {
         let rules = netlink.rules(ipv6).unwrap_or_default();
-        let ours = rules.iter().filter(|rule| rule.table == table && rule.not_mark == Some(table));
+        let ours = rules.iter().filter(|rule| {
+            rule.table == table && rule.not_mark == Some(table) || Forward::is_rule_for(rule, table)
+        });
         for rule in ours {
-            let partner = exempt_local(ipv6, rule.priority.saturating_sub(1));
+            let partner =
+                Rule { iif: rule.iif.clone(), ..exempt_local(ipv6, rule.priority.saturating_sub(1)) };
             for stale in [Some(rule), rules.iter().find(|rule| **rule == partner)].into_iter().flatten() {
                 log::info!("removing the {stale}, left behind by a tunnel that was killed");
                 netlink.delete_rule(stale)?;
@@ -84,7 +88,7 @@ fn covered(netlink: &mut Netlink, index: u32, net: IpNet) -> netlink::Result<boo
 }
 
 /// A route that is there already is what was wanted, if it goes through the tunnel.
-fn add_route(netlink: &mut Netlink, route: &Route) -> netlink::Result<()> {
+pub(crate) fn add_route(netlink: &mut Netlink, route: &Route) -> netlink::Result<()> {
     let Err(error) = netlink.add_route(route) else { return Ok(()) };
     if error.exists() {
         let routes = netlink.routes(route.net.addr().is_ipv6())?;
@@ -104,8 +108,14 @@ fn add_default(netlink: &mut Netlink, undo: &mut Undo, route: Route) -> netlink:
     let rules = netlink.rules(ipv6)?;
     let first = rules.iter().map(|rule| rule.priority).filter(|priority| *priority > 0).min();
     let priority = first.unwrap_or(32766).saturating_sub(1);
-    let through =
-        Rule { ipv6, priority, not_mark: Some(route.table), table: route.table, suppress_prefix: None };
+    let through = Rule {
+        ipv6,
+        priority,
+        iif: None,
+        not_mark: Some(route.table),
+        table: route.table,
+        suppress_prefix: None,
+    };
     for rule in [through, exempt_local(ipv6, priority.saturating_sub(1))] {
         netlink.add_rule(&rule)?;
         undo.rule(rule);
@@ -117,8 +127,8 @@ fn add_default(netlink: &mut Netlink, undo: &mut Undo, route: Route) -> netlink:
 }
 
 /// What the main table knows better than "default" stays outside of the tunnel.
-const fn exempt_local(ipv6: bool, priority: u32) -> Rule {
-    Rule { ipv6, priority, not_mark: None, table: MAIN_TABLE, suppress_prefix: Some(0) }
+pub(crate) const fn exempt_local(ipv6: bool, priority: u32) -> Rule {
+    Rule { ipv6, priority, iif: None, not_mark: None, table: MAIN_TABLE, suppress_prefix: Some(0) }
 }
 
 /// Tells the kernel to honour marks when it checks where a packet came from (as wg-quick does).
@@ -132,7 +142,7 @@ fn trust_marks(undo: &mut Undo) {
 /// Strict reverse path filtering on an interface through which the tunnel's own packets come in would drop
 /// them: the way back to their sender now leads into the tunnel, and only a packet filter could mark them.
 /// It is turned from strict to loose while the tunnel is up, and said.
-fn loosen_reverse_path(undo: &mut Undo, uplink: &str) {
+pub(crate) fn loosen_reverse_path(undo: &mut Undo, uplink: &str) {
     let value = |interface: &str| -> u8 {
         let path = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
         fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
@@ -171,7 +181,7 @@ fn ways(netlink: &mut Netlink, endpoints: &[IpAddr], mark: u32) -> Vec<Route> {
     endpoints.iter().filter_map(|to| netlink.route_to(*to, mark).ok().flatten()).collect()
 }
 
-fn default_route(netlink: &mut Netlink) -> Option<Route> {
+pub(crate) fn default_route(netlink: &mut Netlink) -> Option<Route> {
     let routes = netlink.routes(false).unwrap_or_default();
     routes.into_iter().find(|route| route.net.prefix_len() == 0 && route.table == MAIN_TABLE)
 }

@@ -6,5 +6,7 @@ mod demo;
 mod doctor;
 mod life;
 mod place;
+mod router;
 mod settings;
 mod up;
+mod watched;

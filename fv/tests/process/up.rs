@@ -12,15 +12,15 @@ use nix::sys::signal::Signal;
 use crate::place::{FV, Place, Running, text, within};
 
 /// A place with a file for `fv up`.
-struct Site {
-    place: Place,
+pub(crate) struct Site {
+    pub(crate) place: Place,
     folder: tempfile::TempDir,
     private: String,
-    public: String,
+    pub(crate) public: String,
 }
 
 impl Site {
-    fn new(label: &str) -> Option<Self> {
+    pub(crate) fn new(label: &str) -> Option<Self> {
         let place = Place::new(label, &["ping"])?;
         place.run(&["ip", "link", "set", "lo", "up"]);
         let private = place.run(&[FV, "genkey"]).trim().to_owned();
@@ -29,26 +29,26 @@ impl Site {
     }
 
     /// Two sites with a cable; the first has 192.0.2.1, the second 192.0.2.2 and a default route to the first.
-    fn pair(first: &str, second: &str) -> Option<[Self; 2]> {
+    pub(crate) fn pair(first: &str, second: &str) -> Option<[Self; 2]> {
         let pair = [Self::new(first)?, Self::new(second)?];
         pair[0].place.cable("up0", "192.0.2.1/24", &pair[1].place, "192.0.2.2/24");
         pair[1].place.run(&["ip", "route", "add", "default", "via", "192.0.2.1"]);
         Some(pair)
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join(format!("{}.conf", self.place.name))
     }
 
     /// Writes the file: our key, `interface` and then `peers`.
-    fn write(&self, interface: &str, peers: &str) {
+    pub(crate) fn write(&self, interface: &str, peers: &str) {
         let file = format!("[Interface]\nPrivateKey = {}\n{interface}\n{peers}", self.private);
         fs::write(self.path(), file).expect("written");
         fs::set_permissions(self.path(), fs::Permissions::from_mode(0o600)).expect("closed to others");
     }
 
     /// `fv up`, after some words of shell.
-    fn command(&self, before: &str) -> Command {
+    pub(crate) fn command(&self, before: &str) -> Command {
         let line = format!("{before}\nexec {FV} up {}", self.path().display());
         let mut command = self.place.command("sh");
         command.args(["-c", &line]).env("PATH", self.search_path());
@@ -69,7 +69,7 @@ impl Site {
     }
 
     /// Started and done with everything.
-    fn up_after(&self, before: &str) -> Running {
+    pub(crate) fn up_after(&self, before: &str) -> Running {
         let mut running = Running(self.command(before).spawn().expect("it runs"));
         if !within(10, || self.place.answers() && self.is_up()) {
             let _ = running.0.kill();
@@ -79,7 +79,7 @@ impl Site {
         running
     }
 
-    fn up(&self) -> Running {
+    pub(crate) fn up(&self) -> Running {
         self.up_after("")
     }
 
@@ -89,7 +89,7 @@ impl Site {
     }
 
     /// `fv up` that must fail by itself, with nothing left behind.
-    fn fails(&self, before: &str) -> String {
+    pub(crate) fn fails(&self, before: &str) -> String {
         let start = self.state();
         let output = self.command(before).stdin(Stdio::null()).output().expect("it runs");
         let said = text(&output.stderr);
@@ -100,7 +100,7 @@ impl Site {
     }
 
     /// All that `fv up` may touch on this host.
-    fn state(&self) -> String {
+    pub(crate) fn state(&self) -> String {
         self.place.run(&[
             "sh",
             "-c",
@@ -109,17 +109,17 @@ impl Site {
         ])
     }
 
-    fn wg(&self, what: &str) -> String {
+    pub(crate) fn wg(&self, what: &str) -> String {
         self.place.run(&["wg", "show", &self.place.name, what])
     }
 
-    fn pings(&self, to: &str) -> bool {
+    pub(crate) fn pings(&self, to: &str) -> bool {
         let output = self.place.command("ping").args(["-n", "-c", "3", "-i", "0.1", "-W", "2", to]).output();
         output.expect("ping").status.success()
     }
 }
 
-fn peer(key: &str, lines: &str) -> String {
+pub(crate) fn peer(key: &str, lines: &str) -> String {
     format!("[Peer]\nPublicKey = {key}\n{lines}\n")
 }
 
@@ -474,4 +474,27 @@ fn what_is_no_file_for_it_is_refused_in_a_sentence() {
         let said = text(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains(part), "{said}");
     }
+}
+
+#[test]
+fn without_a_file_the_environment_describes_the_tunnel_and_mistakes_are_told_by_variable() {
+    let Some(site) = Site::new("ue") else { return };
+    let name = &site.place.name;
+    let command = |address: &str| {
+        let mut command = site.place.command(FV);
+        command.arg("up").stderr(Stdio::piped());
+        command.env("FV_INTERFACE", name).env("FV_PRIVATE_KEY", &site.private).env("FV_ADDRESS", address);
+        command.env("FV_PEER_PUBLIC_KEY", STRANGER).env("FV_PEER_ALLOWED_IPS", "10.9.0.0/16");
+        command
+    };
+    let running = Running(command("10.8.0.1/24").spawn().expect("it runs"));
+    assert!(within(10, || site.place.answers() && site.is_up()));
+    assert!(within(5, || site.place.run(&["ip", "route"]).contains(&format!("10.9.0.0/16 dev {name}"))));
+    assert_eq!(site.wg("public-key").trim(), site.public);
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().0, Some(0));
+    let wrong = command("10.8.0.1/33").output().expect("it runs");
+    let said = text(&wrong.stderr);
+    assert!(!wrong.status.success() && said.contains("FV_ADDRESS: Address = 10.8.0.1/33"), "{said}");
+    assert!(!said.contains(&site.private));
 }
