@@ -7,9 +7,10 @@
 use core::net::{Ipv4Addr, SocketAddr};
 use std::io;
 
-use crate::batch::{Endpoint, Envelope, Outbox, Train, Unsent};
+use crate::batch::{Endpoint, Envelope, Outbox, Sealing, Train, Unsent};
 use crate::device::PeerId;
 use crate::io::UdpQueue;
+use crate::session::Unsealed;
 
 /// Two of the longest datagrams there are: 65 535 bytes padded, and 32 around them.
 const CAPACITY: usize = 2 * (65_536 + 32);
@@ -55,6 +56,7 @@ pub(crate) struct Arena {
     filled: usize,
     trains: Vec<Placed>,
     reserved: Option<Placed>,
+    unsealed: Unsealed,
     /// Datagrams that the sockets did not take.
     lost: u64,
     unsent: Unsent,
@@ -67,6 +69,7 @@ impl Arena {
             filled: 0,
             trains: Vec::with_capacity(MAX_TRAINS),
             reserved: None,
+            unsealed: Unsealed::new(),
             lost: 0,
             unsent: Unsent::new(),
         }
@@ -91,11 +94,33 @@ impl Arena {
         self.unsent.poll()
     }
 
-    /// Sends all of it.
+    /// Keeps `len` bytes of the reservation, to be sealed before they are sent if that is not done.
+    fn keep(&mut self, len: usize, sealing: Option<Sealing<'_>>) {
+        let Some(mut next) = self.reserved.take() else { return };
+        next.len = len.min(next.len);
+        if next.len == 0 {
+            return;
+        }
+        if let Some(sealing) = sealing {
+            self.unsealed.keep(&mut self.bytes, next.at..next.at + next.len, next.stride, sealing);
+        }
+        self.filled += next.len;
+        match self.trains.last_mut() {
+            Some(last) if last.takes(&next) => last.len += next.len,
+            _ => {
+                // A lone datagram is as long as it is.
+                next.stride = next.stride.min(next.len);
+                self.trains.push(next);
+            }
+        }
+    }
+
+    /// Seals what is not sealed yet, and sends all of it.
     pub(crate) fn flush<U: UdpQueue>(&mut self, udp: &mut U) {
         if self.trains.is_empty() {
             return;
         }
+        self.unsealed.seal(&mut self.bytes);
         let nobody = Envelope::new(Endpoint::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))));
         let none = Train { envelope: nobody, stride: 0, bytes: &[] };
         for group in self.trains.chunks(ROW) {
@@ -151,29 +176,28 @@ impl<U: UdpQueue> Outbox for Outlet<'_, U> {
     }
 
     fn commit(&mut self, len: usize) {
-        let arena = &mut *self.arena;
-        let Some(mut next) = arena.reserved.take() else { return };
-        next.len = len.min(next.len);
-        if next.len == 0 {
-            return;
-        }
-        arena.filled += next.len;
-        match arena.trains.last_mut() {
-            Some(last) if last.takes(&next) => last.len += next.len,
-            _ => {
-                // A lone datagram is as long as it is.
-                next.stride = next.stride.min(next.len);
-                arena.trains.push(next);
-            }
-        }
+        self.arena.keep(len, None);
+    }
+
+    fn defers(&self) -> bool {
+        true
+    }
+
+    fn commit_clear(&mut self, len: usize, sealing: Sealing<'_>) {
+        self.arena.keep(len, Some(sealing));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::batch::Ecn;
     use crate::io::{Poller, RxSlots, UdpCaps, UdpCounters};
+    use crate::key::Secret;
+    use crate::session::SealKey;
+    use crate::time::Instant;
 
     /// Takes what it is told to take and remembers it.
     #[derive(Default)]
@@ -228,6 +252,35 @@ mod tests {
         let mut outlet = arena.outlet(udp);
         outlet.reserve(&envelope(port, ecn), datagram.len(), 1).unwrap().copy_from_slice(datagram);
         outlet.commit(datagram.len());
+    }
+
+    /// What is laid out in the clear leaves sealed: at the end, when the arena is full, before a datagram that was
+    /// sealed at once and after it.
+    #[test]
+    fn nothing_leaves_in_the_clear() {
+        let key = Arc::new(SealKey::new(&Secret::take(&mut [7; 32]), 9, true, Instant::ZERO));
+        let (mut arena, mut udp) = (Arena::new(), Recorder::default());
+        let mut expected = Vec::new();
+        for n in 0..500_u64 {
+            let len = 32 + (n as usize * 37) % 1400;
+            let mut datagram = vec![n as u8; len];
+            let mut outlet = arena.outlet(&mut udp);
+            assert!(outlet.defers());
+            let place = outlet.reserve(&envelope(1, Ecn::NotEct), len, 1).unwrap();
+            place.copy_from_slice(&datagram);
+            key.seal(n, &mut datagram);
+            if n % 7 == 3 {
+                place.copy_from_slice(&datagram);
+                outlet.commit(len);
+            } else {
+                outlet.commit_clear(len, Sealing { key: &key, first: n });
+            }
+            expected.push(datagram);
+        }
+        arena.flush(&mut udp);
+        let sent = udp.sent.iter().flat_map(|(_, _, stride, bytes)| bytes.chunks(*stride));
+        assert!(sent.eq(expected.iter().map(Vec::as_slice)));
+        assert_eq!(Arc::strong_count(&key), 1, "the key is let go");
     }
 
     fn shapes(udp: &Recorder) -> Vec<(u16, usize, usize)> {

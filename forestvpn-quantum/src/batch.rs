@@ -1,9 +1,12 @@
 //! The seam between the pure core and the sockets: what one read gave, what one send takes.
 
+use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::sync::Arc;
 
 use crate::device::PeerId;
 use crate::offload::VnetHdr;
+use crate::session::SealKey;
 
 /// A local address a datagram arrived at, so that the answer can leave from there (sticky source, C-OUT-7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,6 +104,38 @@ pub trait Outbox {
 
     /// Keeps the first `len` bytes of the latest reservation; without it the reservation is void.
     fn commit(&mut self, len: usize);
+
+    /// Does it seal data packets itself, when many are there? Then they come by [`Outbox::commit_clear`].
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// As [`Outbox::commit`], but each datagram is plaintext, laid out with room for its header and tag; it must be
+    /// sealed before anybody sees it. Called only where [`Outbox::defers`].
+    fn commit_clear(&mut self, len: usize, sealing: Sealing<'_>) {
+        let _ = (len, sealing);
+    }
+}
+
+/// What datagrams that were laid out are to be sealed with.
+#[derive(Clone, Copy)]
+pub struct Sealing<'k> {
+    pub(crate) key: &'k Arc<SealKey>,
+    /// Counter of the first one; the others follow.
+    pub(crate) first: u64,
+}
+
+impl Sealing<'_> {
+    /// Seals datagrams of `stride` bytes back to back in place, the last may be shorter.
+    pub fn seal(&self, train: &mut [u8], stride: usize) {
+        self.key.seal_train(self.first, train, stride);
+    }
+}
+
+impl fmt::Debug for Sealing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealing").field("first", &self.first).finish_non_exhaustive()
+    }
 }
 
 /// What one TUN read gave: an IP packet, or a super-packet and how the kernel wants it cut.

@@ -139,10 +139,6 @@ pub(crate) struct Job {
 
 /// Most packets of one [`TrainKey`] call.
 pub(crate) const MOST: usize = 64;
-/// Fewer packets than this are faster one by one (docs/adr/0003-aead.md).
-#[cfg(target_arch = "x86_64")]
-const FEWEST: usize = 6;
-
 /// Which code encrypts data packets on this machine, in words; `trains` as in
 /// [`DeviceConfig::train_cipher`](crate::DeviceConfig::train_cipher).
 pub fn cipher(trains: bool) -> &'static str {
@@ -190,14 +186,20 @@ impl TrainKey {
         self.single.open(counter, &[], buf)
     }
 
-    /// Encrypts the text of each job in place and writes its tag behind it.
-    pub(crate) fn seal_all(&self, bytes: &mut [u8], jobs: &[Job]) {
+    /// Encrypts the text of each job in place and writes its tag behind it. Brings the jobs into another order.
+    pub(crate) fn seal_all(&self, bytes: &mut [u8], jobs: &mut [Job]) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST)
-            && lanes.seal(bytes, jobs)
-        {
-            return;
-        }
+        let jobs = match &self.lanes {
+            Some(lanes) if jobs.len() >= crate::lanes::FEWEST => {
+                // Packets of about one length share their lanes best.
+                if !jobs.is_sorted_by_key(|job| core::cmp::Reverse(job.len)) {
+                    jobs.sort_unstable_by_key(|job| core::cmp::Reverse(job.len));
+                }
+                let (together, singly) = jobs.split_at(crate::lanes::worth(jobs));
+                if lanes.seal(bytes, together) { singly } else { &*jobs }
+            }
+            _ => &*jobs,
+        };
         for Job { at, len, counter } in jobs {
             if let Some(buf) = bytes.get_mut(*at..at.saturating_add(len + TAG)) {
                 self.seal(*counter, buf);
@@ -208,12 +210,15 @@ impl TrainKey {
     /// Verifies and decrypts each job in place. Gives one bit a job, set for those that are right; the text of the
     /// others is worthless.
     pub(crate) fn open_all(&self, bytes: &mut [u8], jobs: &[Job]) -> u64 {
+        let (mut good, mut first) = (0, 0);
         #[cfg(target_arch = "x86_64")]
-        if let Some(lanes) = self.lanes.as_ref().filter(|_| jobs.len() >= FEWEST) {
-            return lanes.open(bytes, jobs);
+        if let Some(lanes) = &self.lanes
+            && jobs.len() >= crate::lanes::FEWEST
+        {
+            first = crate::lanes::worth(jobs);
+            good = lanes.open(bytes, jobs.get(..first).unwrap_or_default());
         }
-        let mut good = 0;
-        for (i, Job { at, len, counter }) in jobs.iter().enumerate() {
+        for (i, Job { at, len, counter }) in jobs.iter().enumerate().skip(first) {
             if let Some(buf) = bytes.get_mut(*at..at + len + TAG) {
                 good |= u64::from(self.open(*counter, buf).is_some()) << i;
             }

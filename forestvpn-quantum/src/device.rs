@@ -12,7 +12,7 @@ use core::cmp::Reverse;
 use core::net::IpAddr;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
+use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Sealing, Span};
 use crate::crypto::{self, Job, MOST};
 use crate::event::{Discard, Event};
 use crate::index::Indices;
@@ -218,7 +218,7 @@ impl Device {
         let mtu = self.config.mtu.into();
         let stride = datagram_len(cut.len(0), mtu);
         let per_train = (MAX_TRAIN_BYTES / stride).clamp(1, MAX_TRAIN);
-        let (mut sent, mut bytes) = (0, 0);
+        let (defers, mut sent, mut bytes) = (out.defers(), 0, 0);
         while sent < cut.count() {
             let count = per_train.min(cut.count() - sent);
             let Some(train) = out.reserve(&envelope, stride, count) else { break };
@@ -228,10 +228,13 @@ impl Device {
                 session::lay(datagram, cut.len(i), |packet| cut.write(i, packet));
                 len += datagram.len();
             }
-            if let Some(train) = train.get_mut(..len) {
-                key.seal_train(first + sent as u64, train, stride);
+            let sealing = Sealing { key, first: first + sent as u64 };
+            if defers {
+                out.commit_clear(len, sealing);
+            } else {
+                sealing.seal(train.get_mut(..len).unwrap_or_default(), stride);
+                out.commit(len);
             }
-            out.commit(len);
             sent += count;
             bytes += len;
         }

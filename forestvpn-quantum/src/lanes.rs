@@ -41,6 +41,20 @@ const PACKETS: usize = 8;
 /// Bytes that are encrypted before their tags are calculated: they are still in the nearest cache then.
 const NEAR: usize = 24 << 10;
 
+/// Fewer packets are faster one by one, however short.
+pub(crate) const FEWEST: usize = 4;
+
+/// How many of these jobs, from the first on, are faster in lanes than one by one: all of them, unless the last group
+/// of eight is too small. A group takes about as long as its longest packet, eight times; weighed by the table in
+/// docs/adr/0003-aead.md, in bytes that ring would seal meanwhile.
+pub(crate) fn worth(jobs: &[Job]) -> usize {
+    let (groups, rest) = jobs.as_chunks::<PACKETS>();
+    let longest = rest.iter().fold(0, |longest, job| job.len.max(longest));
+    let singly: usize = rest.iter().map(|job| 300 + job.len).sum();
+    let together = 900 + 11 * longest / 2;
+    if singly > together { jobs.len() } else { groups.len() * PACKETS }
+}
+
 /// Has this processor what it takes?
 pub(crate) fn able() -> bool {
     is_x86_feature_detected!("avx512f")

@@ -1,8 +1,15 @@
 //! A session's two halves: [`SealKey`], shared and lock-free, and [`OpenKey`], owned by whoever receives.
 
+#[cfg(feature = "io")]
+use core::fmt;
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+#[cfg(feature = "io")]
+use std::sync::Arc;
 
+#[cfg(feature = "io")]
+use crate::batch::Sealing;
 use crate::crypto::{Job, MOST, TAG, TrainKey};
 use crate::event::Discard;
 use crate::key::Secret;
@@ -87,16 +94,35 @@ impl SealKey {
         let mut first = first;
         for train in train.chunks_mut(stride.saturating_mul(MOST).max(1)) {
             let (mut jobs, mut used) = ([Job::default(); MOST], 0);
-            for (job, datagram) in jobs.iter_mut().zip(train.chunks_mut(stride.max(1))) {
-                let len = datagram.len().saturating_sub(DATA_OVERHEAD);
-                let Some(header) = datagram.first_chunk_mut::<DATA_HEADER>() else { break };
-                let counter = first + used as u64;
-                self.head(counter, header);
-                *job = Job { at: used * stride + DATA_HEADER, len, counter };
-                used += 1;
-            }
-            self.aead.seal_all(train, jobs.get(..used).unwrap_or_default());
+            self.begin(first, train, 0..train.len(), stride, |next| {
+                if let Some(job) = jobs.get_mut(used) {
+                    *job = next;
+                    used += 1;
+                }
+            });
+            self.aead.seal_all(train, jobs.get_mut(..used).unwrap_or_default());
             first += used as u64;
+        }
+    }
+
+    /// Writes the headers of the train in `bytes[at..end]`, and tells `left` what is left to do for each datagram.
+    fn begin(
+        &self,
+        first: u64,
+        bytes: &mut [u8],
+        train: Range<usize>,
+        stride: usize,
+        mut left: impl FnMut(Job),
+    ) {
+        let Range { start: mut at, end } = train;
+        let mut counter = first;
+        while let Some(datagram) = bytes.get_mut(at..end.min(at.saturating_add(stride)))
+            && let Some(len) = datagram.len().checked_sub(DATA_OVERHEAD)
+            && let Some(header) = datagram.first_chunk_mut()
+        {
+            self.head(counter, header);
+            left(Job { at: at + DATA_HEADER, len, counter });
+            (at, counter) = (at + datagram.len(), counter + 1);
         }
     }
 
@@ -109,6 +135,51 @@ impl SealKey {
     #[cfg(test)]
     pub(crate) fn set_sent(&self, next: u64) {
         self.next.store(next, Ordering::Relaxed);
+    }
+}
+
+/// Data messages that are whole but for being sealed: those of one key, up to [`MOST`], so that a cipher that takes
+/// many at once gets them from several reads.
+#[cfg(feature = "io")]
+pub(crate) struct Unsealed {
+    key: Option<Arc<SealKey>>,
+    jobs: Vec<Job>,
+}
+
+#[cfg(feature = "io")]
+impl fmt::Debug for Unsealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unsealed").field("jobs", &self.jobs.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "io")]
+impl Unsealed {
+    pub(crate) fn new() -> Self {
+        Self { key: None, jobs: Vec::with_capacity(MOST) }
+    }
+
+    /// Takes note of the datagrams of `stride` bytes in `bytes[train]`. Those of another key, and those that would be too
+    /// many with these, are sealed first.
+    pub(crate) fn keep(&mut self, bytes: &mut [u8], train: Range<usize>, stride: usize, how: Sealing<'_>) {
+        let Sealing { key, first } = how;
+        let same = self.key.as_ref().is_none_or(|kept| Arc::ptr_eq(kept, key));
+        let count = if train.len() > stride { train.len().div_ceil(stride.max(1)) } else { 1 };
+        if !same || self.jobs.len() + count > MOST {
+            self.seal(bytes);
+        }
+        if self.key.is_none() {
+            self.key = Some(Arc::clone(key));
+        }
+        key.begin(first, bytes, train, stride, |job| self.jobs.push(job));
+    }
+
+    /// Seals all of them. The key is let go, so that it can be wiped.
+    pub(crate) fn seal(&mut self, bytes: &mut [u8]) {
+        if let Some(key) = self.key.take() {
+            key.aead.seal_all(bytes, &mut self.jobs);
+            self.jobs.clear();
+        }
     }
 }
 

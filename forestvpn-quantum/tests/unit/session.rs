@@ -28,7 +28,7 @@ fn a_train_with_a_packet_out_of_place_still_seals_the_others() {
     let mut bytes = vec![5; 8 * 64];
     let mut jobs: Vec<_> = (0..8).map(|n| Job { at: n * 64, len: 64 - TAG, counter: n as u64 }).collect();
     jobs[3].len = 10_000;
-    key.seal_all(&mut bytes, &jobs);
+    key.seal_all(&mut bytes, &mut jobs.clone());
     for (n, job) in jobs.iter().enumerate() {
         let packet = &mut bytes[n * 64..][..64];
         let opened = key.open(job.counter, packet);
@@ -95,6 +95,51 @@ fn an_authentic_packet_is_refused_once_the_key_is_180_s_old() {
     let end = BORN.after(Duration::from_secs(180));
     assert_eq!(open(&mut key, sealed(&seal, 0), end.before(Duration::from_nanos(1))), Ok(0));
     assert_eq!(open(&mut key, sealed(&seal, 1), end), Err(Discard::KeyExpired));
+}
+
+/// Trains of any sizes and of two keys, as several reads bring them.
+#[cfg(feature = "io")]
+#[test]
+fn what_waits_to_be_sealed_is_sealed_as_datagrams_are_one_by_one() {
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut below = |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    for trains in [false, true] {
+        let keys: Vec<_> = (1..=2)
+            .map(|n| Arc::new(SealKey::new(&Secret::take(&mut [n; 32]), n.into(), trains, BORN)))
+            .collect();
+        for round in 0..300 {
+            let (mut bytes, mut expected, mut places) = (Vec::new(), Vec::new(), Vec::new());
+            let (same_size, one_key) = (below(2) == 0, below(3) > 0);
+            let size = below(1500);
+            for _ in 0..=below(40) {
+                let key = &keys[if one_key { 0 } else { below(2) }];
+                let stride = DATA_OVERHEAD + if same_size { size } else { below(1500) };
+                let (count, last) = (1 + below(3) * below(3) * below(16), DATA_OVERHEAD + below(stride - 31));
+                let first = below(1 << 40) as u64;
+                let at = bytes.len();
+                bytes.extend((0..stride * (count - 1) + last).map(|i| (i % 251) as u8));
+                expected.extend_from_slice(&bytes[at..]);
+                for (counter, datagram) in (first..).zip(expected[at..].chunks_mut(stride)) {
+                    key.seal(counter, datagram);
+                }
+                places.push((at, stride, Sealing { key, first }));
+            }
+            let mut unsealed = Unsealed::new();
+            for (i, &(at, stride, how)) in places.iter().enumerate() {
+                let end = places.get(i + 1).map_or(bytes.len(), |next| next.0);
+                unsealed.keep(&mut bytes, at..end, stride, how);
+            }
+            unsealed.seal(&mut bytes);
+            assert!(bytes == expected, "round {round}, {} trains", places.len());
+            assert_eq!((unsealed.jobs.len(), unsealed.jobs.capacity()), (0, MOST), "no memory was taken");
+        }
+        assert!(keys.iter().all(|key| Arc::strong_count(key) == 1), "keys are let go");
+    }
 }
 
 /// By whichever cipher: single packets, few and many at once.
