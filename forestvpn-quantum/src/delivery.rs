@@ -2,13 +2,14 @@
 //!
 //! The worker hands over the memory a batch was received in and where in it the packets lie.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 
 use crate::batch::Span;
 use crate::event::GivenUp;
 use crate::io::{TunQueue, device_gone};
 use crate::offload::VnetHdr;
 use crate::offload::coalesce::{Coalescer, MAX_PARTS};
+use crate::unreachable::Unreachable;
 use crate::worker::Fatal;
 
 /// What became of the packets.
@@ -22,6 +23,8 @@ pub(crate) struct WriteCounters {
     pub(crate) merge_fallbacks: u64,
     pub(crate) lost_down: u64,
     pub(crate) lost_refused: u64,
+    /// Senders that were told that their packet has nowhere to go.
+    pub(crate) unreachable: u64,
 }
 
 /// Plans the writes and makes them.
@@ -55,6 +58,16 @@ impl Delivery {
 
     pub(crate) const fn counters(&self) -> WriteCounters {
         self.counters
+    }
+
+    /// Tells a sender on this side that its packet has nowhere to go.
+    ///
+    /// # Errors
+    /// As [`Delivery::write`].
+    #[cold]
+    pub(crate) fn answer<T: TunQueue>(&mut self, tun: &mut T, answer: &Unreachable) -> Result<(), Fatal> {
+        self.counters.unreachable += 1;
+        self.counters.note(tun.send(&VnetHdr::default(), &[IoSlice::new(answer.as_bytes())]))
     }
 
     /// Writes the packets that lie in `bytes` at `spans`, in order within every flow.
@@ -109,17 +122,22 @@ impl Delivery {
 }
 
 impl WriteCounters {
-    /// Writes one packet, with the virtio header laid into the message header that is dead by now.
-    fn one<T: TunQueue>(&mut self, tun: &mut T, bytes: &mut [u8], span: &Span) -> Result<(), Fatal> {
-        let at = span.at as usize;
-        let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
-        let Some(room) = bytes.get_mut(room) else { return Ok(()) };
-        match tun.send_plain(room) {
+    /// Takes note of what became of one packet.
+    fn note(&mut self, written: io::Result<()>) -> Result<(), Fatal> {
+        match written {
             Ok(()) => self.written += 1,
             Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
             Err(e) if e.raw_os_error() == Some(libc::EIO) => self.lost_down += 1,
             Err(_) => self.lost_refused += 1,
         }
         Ok(())
+    }
+
+    /// Writes one packet, with the virtio header laid into the message header that is dead by now.
+    fn one<T: TunQueue>(&mut self, tun: &mut T, bytes: &mut [u8], span: &Span) -> Result<(), Fatal> {
+        let at = span.at as usize;
+        let room = at.saturating_sub(VnetHdr::LEN)..at.saturating_add(span.len.into());
+        let Some(room) = bytes.get_mut(room) else { return Ok(()) };
+        self.note(tun.send_plain(room))
     }
 }

@@ -26,6 +26,7 @@ use crate::peers::Peers;
 use crate::route::Routes;
 use crate::session::{self, datagram_len};
 use crate::time::{Entropy, Instant, Now};
+use crate::unreachable::{Pace, Unreachable};
 use crate::wire::{self, DATA_HEADER, DATA_OVERHEAD, DataHeader, Message};
 
 pub use control::ConfigError;
@@ -94,6 +95,7 @@ pub struct Device {
     staged_bytes: usize,
     events: VecDeque<Event>,
     discards: [u64; Discard::COUNT],
+    pace: Pace,
     entropy: Box<dyn Entropy + Send>,
 }
 
@@ -126,6 +128,7 @@ impl Device {
             staged_bytes: 0,
             events: VecDeque::new(),
             discards: [0; Discard::COUNT],
+            pace: Pace::new(),
             entropy,
         }
     }
@@ -243,6 +246,17 @@ impl Device {
         self.discard(Discard::NoRoom, lost);
         self.after_send(id, rekey, now, out);
         Ok(sent)
+    }
+
+    /// What to tell the sender of a packet that [`Device::outbound`] refused: an IP packet to be written to the TUN
+    /// device, when there was no peer for it or no endpoint. At most a thousand a second, and none about packets that
+    /// must not be answered.
+    pub fn unreachable(&mut self, now: Now, why: Discard, packet: &[u8]) -> Option<Unreachable> {
+        //@ C-OUT-3
+        let nowhere = matches!(why, Discard::NoRoute | Discard::NoEndpoint);
+        let answer = (nowhere && self.pace.allows(now.mono)).then(|| Unreachable::about(packet))??;
+        self.pace.spend(now.mono);
+        Some(answer)
     }
 
     /// Lets each packet of a frame wait.

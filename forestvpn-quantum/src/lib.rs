@@ -51,6 +51,7 @@ mod session;
 mod staging;
 pub mod time;
 mod timers;
+mod unreachable;
 mod wire;
 #[cfg(all(feature = "io", target_os = "linux"))]
 mod worker;
@@ -67,5 +68,6 @@ pub use event::{Discard, Event, GivenUp};
 pub use handle::{ConfigureError, Counters, Gone, Handle, Status};
 pub use key::{PresharedKey, PrivateKey, PublicKey};
 pub use mss::Mss;
+pub use unreachable::Unreachable;
 #[cfg(all(feature = "io", target_os = "linux"))]
 pub use worker::{Fatal, Park, Worker};

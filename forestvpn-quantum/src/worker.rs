@@ -280,7 +280,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     /// Whether more may wait.
     fn outward(&mut self, now: Now) -> Result<bool, Fatal> {
         let woken = self.ready != Ready::ALL;
-        let Self { device, tun, udp, frame, arena, tun_counters, .. } = self;
+        let Self { device, tun, udp, frame, arena, delivery, tun_counters, .. } = self;
         let (mut frames, mut bytes, mut errors) = (0, 0, 0);
         while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
             let (len, hdr) = match tun.recv_in(frame) {
@@ -299,7 +299,11 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             tun_counters.read += 1;
             let Some(bytes) = frame.get_mut(VnetHdr::LEN..VnetHdr::LEN + len) else { continue };
             // Why a packet is not let through is counted by the device.
-            let _ = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp));
+            if let Err(why) = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp))
+                && let Some(answer) = device.unreachable(now, why, bytes)
+            {
+                delivery.answer(tun, &answer)?;
+            }
             // The first one after a pause does not wait to see whether more follow; and while we seal on, the peer
             // may open what is a good load already.
             if (woken && frames == 1) || arena.filled() >= GOOD_LOAD {
@@ -403,6 +407,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             ("tun_merge_fallbacks", written.merge_fallbacks),
             ("tun_lost_down", written.lost_down),
             ("tun_lost_refused", written.lost_refused),
+            ("tun_unreachable", written.unreachable),
         ];
         Counters(discards.chain(io).collect())
     }

@@ -12,12 +12,14 @@ use std::ffi::CStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use socket2::SockRef;
 use tun::AbstractDevice;
+
+use rustix::io::{self as raw, Errno};
 
 use super::fd::{self, IfCall, IfReq};
 use super::{Offloads, Poller, Queue, TunCaps, TunQueue};
@@ -258,10 +260,9 @@ impl TunQueue for Tun {
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<(usize, VnetHdr)> {
         let mut raw = [0; VnetHdr::LEN];
         if !self.caps.vnet {
-            return self.read(|file| file.read(buf)).map(|n| (n, VnetHdr::default()));
+            return self.read(|file| raw::read(file, &mut *buf)).map(|n| (n, VnetHdr::default()));
         }
-        let n =
-            self.read(|file| file.read_vectored(&mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)]))?;
+        let n = self.read(|file| raw::readv(file, &mut [IoSliceMut::new(&mut raw), IoSliceMut::new(buf)]))?;
         Ok((n.saturating_sub(VnetHdr::LEN), described(&raw)))
     }
 
@@ -269,7 +270,7 @@ impl TunQueue for Tun {
         if !self.caps.vnet {
             return self.recv(room.get_mut(VnetHdr::LEN..).unwrap_or_default());
         }
-        let n = self.read(|file| file.read(room))?;
+        let n = self.read(|file| raw::read(file, &mut *room))?;
         let raw = room.first_chunk().ok_or(io::ErrorKind::InvalidInput)?;
         Ok((n.saturating_sub(VnetHdr::LEN), described(raw)))
     }
@@ -287,16 +288,16 @@ impl TunQueue for Tun {
             *places.next().ok_or(io::ErrorKind::InvalidInput)? = IoSlice::new(part);
         }
         let used = MAX_PARTS.saturating_sub(places.len());
-        self.write(|file| file.write_vectored(all.get(..used).unwrap_or_default()))
+        self.write(|file| raw::writev(file, all.get(..used).unwrap_or_default()))
     }
 
     fn send_plain(&mut self, room: &mut [u8]) -> io::Result<()> {
         let (hdr, packet) = room.split_at_mut_checked(VnetHdr::LEN).ok_or(io::ErrorKind::InvalidInput)?;
         if self.caps.vnet {
             hdr.fill(0);
-            self.write(|file| file.write(room))
+            self.write(|file| raw::write(file, room))
         } else {
-            self.write(|file| file.write(packet))
+            self.write(|file| raw::write(file, packet))
         }
     }
 
@@ -318,22 +319,21 @@ fn described(raw: &[u8; VnetHdr::LEN]) -> VnetHdr {
 }
 
 impl Tun {
-    fn read(&mut self, mut attempt: impl FnMut(&mut File) -> io::Result<usize>) -> io::Result<usize> {
+    fn read(&self, mut attempt: impl FnMut(&File) -> Result<usize, Errno>) -> io::Result<usize> {
         loop {
-            match attempt(&mut self.file) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
+            match attempt(&self.file) {
+                Err(Errno::INTR) => {}
+                other => return Ok(other?),
             }
         }
     }
 
     /// A packet is taken whole or not at all.
-    fn write(&mut self, mut attempt: impl FnMut(&mut File) -> io::Result<usize>) -> io::Result<()> {
+    fn write(&self, mut attempt: impl FnMut(&File) -> Result<usize, Errno>) -> io::Result<()> {
         loop {
-            match attempt(&mut self.file) {
-                Ok(_) => return Ok(()),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+            match attempt(&self.file) {
+                Err(Errno::INTR) => {}
+                other => return Ok(other.map(drop)?),
             }
         }
     }

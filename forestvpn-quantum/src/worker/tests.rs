@@ -221,6 +221,28 @@ fn every_injected_error_costs_what_is_counted_and_no_more() {
     assert_eq!((rig.ends[B].count("tun_lost_down"), rig.ends[B].count("tun_lost_refused")), (1, 1));
 }
 
+//@test C-OUT-3
+#[test]
+fn a_sender_without_a_peer_is_told_and_its_packet_is_counted() {
+    let mut rig = Rig::connected();
+    let mut lost = packet(A, B, b"x");
+    lost[16..20].copy_from_slice(&[9, 9, 9, 9]);
+    rig.ends[A].give(&lost);
+    rig.ends[A].give(&packet(A, B, b"y"));
+    rig.settle();
+    let told = rig.ends[A].taken();
+    assert_eq!(told.len(), 1);
+    assert_eq!((&told[0][12..22], &told[0][28..]), (&[9, 9, 9, 9, 10, 0, 0, 1, 3, 1][..], &lost[..]));
+    let counts = ["no_route", "tun_unreachable", "tun_written"].map(|name| rig.ends[A].count(name));
+    assert_eq!(counts, [1, 1, 1]);
+    assert_eq!(rig.ends[B].taken(), [packet(A, B, b"y")]);
+    // While the interface goes down between the two, that answer is a counted loss.
+    rig.ends[A].worker.tun().faults.fail_send(1, libc::EIO);
+    rig.ends[A].give(&lost);
+    rig.settle();
+    assert_eq!((rig.ends[A].taken().len(), rig.ends[A].count("tun_lost_down")), (0, 1));
+}
+
 #[test]
 fn what_the_sockets_refuse_is_counted_and_the_rest_arrives() {
     let mut rig = Rig::connected();

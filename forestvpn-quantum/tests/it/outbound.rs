@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use forestvpn_quantum::Discard;
+use forestvpn_quantum::PrivateKey;
 use forestvpn_quantum::batch::{Ecn, Endpoint, LocalAddr};
-use forestvpn_quantum::config::DeviceUpdate;
+use forestvpn_quantum::config::{AllowedIp, DeviceUpdate, PeerUpdate};
 
 use crate::harness::*;
 
@@ -470,4 +471,65 @@ fn syn_packets_are_made_to_fit_in_both_directions_also_while_they_wait_for_a_han
         let all: Vec<_> = w.hosts[B].delivered.iter().map(|(_, p)| value(p)).collect();
         assert_eq!(all, [fits, fits]);
     }
+}
+
+//@test C-OUT-3
+#[test]
+fn senders_are_told_of_packets_without_a_peer_or_an_endpoint_and_of_no_others() {
+    let mut w = World::pair();
+    w.connect(A, B);
+    let stranger = PeerUpdate {
+        allowed_ips: vec![AllowedIp { net: "10.9.0.0/16".parse().unwrap(), remove: false }],
+        ..PeerUpdate::new(PrivateKey::new([99; 32]).public_key())
+    };
+    w.configure(A, DeviceUpdate { peers: vec![stranger], ..Default::default() });
+    let to = |ip: [u8; 4]| {
+        let mut p = packet(A, B, b"x");
+        p[16..20].copy_from_slice(&ip);
+        p
+    };
+    let cases = [
+        (to([9, 9, 9, 9]), Err(Discard::NoRoute), true),
+        (to([10, 9, 0, 1]), Err(Discard::NoEndpoint), true),
+        (to([224, 0, 0, 1]), Err(Discard::NoRoute), false),
+        (packet(A, B, b"x"), Ok(1), false),
+        (packet(A, B, b"x")[..10].to_vec(), Err(Discard::NotIp), false),
+    ];
+    for (packet, expected, told) in cases {
+        let sent = w.send(A, &packet);
+        assert_eq!(sent, expected, "{packet:02x?}");
+        let why = sent.err().unwrap_or(Discard::Down);
+        let answer = w.with(A, |device, now, _| device.unreachable(now, why, &packet));
+        assert_eq!(answer.is_some(), told, "{packet:02x?}");
+        if let Some(answer) = answer {
+            assert_eq!(
+                (&answer.as_bytes()[12..16], &answer.as_bytes()[28..]),
+                (&packet[16..20], &packet[..])
+            );
+        }
+    }
+}
+
+//@test C-OUT-3
+#[test]
+fn no_more_than_a_thousand_answers_a_second_after_a_burst_of_fifty() {
+    let mut w = World::pair();
+    let refused = packet(A, B, b"x");
+    let told = |w: &mut World, tries: usize| {
+        w.with(A, |device, now, _| {
+            (0..tries).filter(|_| device.unreachable(now, Discard::NoRoute, &refused).is_some()).count()
+        })
+    };
+    assert_eq!(told(&mut w, 1000), 50);
+    w.jump(secs(0.010));
+    assert_eq!(told(&mut w, 1000), 10);
+    let sum: usize = (0..1000)
+        .map(|_| {
+            w.jump(secs(0.001));
+            told(&mut w, 7)
+        })
+        .sum();
+    assert_eq!(sum, 1000);
+    w.jump(secs(3600.0));
+    assert_eq!(told(&mut w, 1000), 50, "a long pause saves up no more than a burst");
 }

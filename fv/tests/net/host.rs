@@ -184,9 +184,13 @@ impl Host {
             .unwrap_or_else(|| panic!("ping {to}: {text}{}", String::from_utf8_lossy(&output.stderr)))
     }
 
-    /// All of `count` pings must be answered, each within a second.
+    /// All of `count` pings must be answered, each within a second, once the first one was. A program learns that its
+    /// link is up a moment after `ip link set up`; an initiation that comes before it has its socket is sent again after
+    /// five seconds.
     #[track_caller]
     pub(crate) fn ping(&self, to: &str, count: u32) {
+        let begun = within(Duration::from_secs(12), || self.pings(to, 1) == 1);
+        assert!(begun, "no ping from {} to {to} was answered", self.name);
         let answered = self.pings(to, count);
         assert_eq!(answered, count, "{answered} of {count} pings from {} to {to} were answered", self.name);
     }

@@ -533,6 +533,45 @@ fn n14_policy_routing_as_wg_quick_sets_it_up() {
     assert_eq!(r.peer(&lk.public, "endpoints"), "[fd00:aa::1]:10001");
 }
 
+/// N15: who sends into a tunnel that has no peer for it, or no endpoint, is told: this host, and one behind it.
+#[test]
+#[ignore = "needs root: task test:net"]
+//@test C-OUT-3
+fn n15_senders_without_a_peer_are_told() {
+    if !ready(&[]) {
+        return;
+    }
+    let (client, router) = (Host::new("client"), Host::new("router"));
+    client.cable("lan", &["192.168.1.100/24", "fd01::100/64"], &router, &["192.168.1.1/24", "fd01::1/64"]);
+    client.ip("route add default via 192.168.1.1");
+    client.ip("-6 route add default via fd01::1");
+    router.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+    let node = Node::start(Program::Fv, &router);
+    let peer = Keys::generate();
+    node.wg(&format!(
+        "set private-key <(wg genkey) peer {} allowed-ips 192.168.241.2/32,fd00::2/128",
+        peer.public
+    ));
+    router.address(&node.name, "192.168.241.1/24");
+    router.address(&node.name, "fd00::1/64");
+    router.ip(&format!("link set {} up", node.name));
+    for host in [&router, &client] {
+        // No endpoint, and no peer.
+        for (to, said) in [
+            ("192.168.241.2", "Destination Host Unreachable"),
+            ("192.168.241.3", "Destination Host Unreachable"),
+            ("fd00::2", "Destination unreachable: Address unreachable"),
+            ("fd00::3", "Destination unreachable: Address unreachable"),
+        ] {
+            let told = || {
+                let output = host.try_run(&format!("ping -n -c 1 -W 2 {to}"));
+                String::from_utf8_lossy(&output.stdout).contains(said)
+            };
+            assert!(within(Duration::from_secs(5), told), "{} was not told of {to}", host.name());
+        }
+    }
+}
+
 /// N19: very many allowed IPs on one peer, and rows of peers with fifty each.
 #[test]
 #[ignore = "needs root: task test:net"]
