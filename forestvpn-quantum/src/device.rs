@@ -7,20 +7,22 @@
 mod control;
 mod handshakes;
 mod timeouts;
+#[cfg_attr(not(feature = "io"), allow(dead_code, reason = "nobody watches without threads"))]
+pub(crate) mod ways;
 
 use core::cmp::Reverse;
 use core::net::IpAddr;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Sealing, Span};
+use crate::batch::{Ecn, Endpoint, Envelope, Frame, Outbox, Received, Span};
 use crate::crypto::{self, Job, MOST};
 use crate::event::{Discard, Event};
 use crate::index::Indices;
 use crate::ip;
 use crate::limiter::Limiter;
 use crate::mss::{self, Mss};
-use crate::offload::VnetHdr;
 use crate::offload::split::Splitter;
+use crate::outward;
 use crate::peer::Local;
 use crate::peers::Peers;
 use crate::route::Routes;
@@ -31,6 +33,7 @@ use crate::wire::{self, DATA_HEADER, DATA_OVERHEAD, DataHeader, Message};
 
 pub use control::ConfigError;
 use handshakes::Waiting;
+use ways::Changes;
 
 /// Names a peer of one [`Device`]; never reused for another peer while anyone could still hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,11 +69,6 @@ impl Default for DeviceConfig {
     }
 }
 
-/// Most datagrams of one train: what the kernel takes in one send (`UDP_MAX_SEGMENTS`).
-const MAX_TRAIN: usize = 64;
-/// Most bytes of one train: the payload limit of one IPv4 datagram.
-const MAX_TRAIN_BYTES: usize = 65_507;
-
 /// Events kept for an owner that does not poll; older ones are dropped.
 const MAX_EVENTS: usize = 1024;
 
@@ -96,6 +94,7 @@ pub struct Device {
     events: VecDeque<Event>,
     discards: [u64; Discard::COUNT],
     pace: Pace,
+    changes: Changes,
     entropy: Box<dyn Entropy + Send>,
 }
 
@@ -129,6 +128,7 @@ impl Device {
             events: VecDeque::new(),
             discards: [0; Discard::COUNT],
             pace: Pace::new(),
+            changes: Changes::default(),
             entropy,
         }
     }
@@ -186,6 +186,7 @@ impl Device {
     ///
     /// # Errors
     /// Why the packet was not let through; it is counted already.
+    #[inline(always)]
     pub fn outbound(&mut self, now: Now, frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
         let sent = self.outward(now, frame, out);
         if let Err(why) = sent {
@@ -194,6 +195,7 @@ impl Device {
         sent
     }
 
+    #[inline(always)]
     fn outward(&mut self, now: Now, mut frame: Frame<'_>, out: &mut impl Outbox) -> Result<usize, Discard> {
         let to = ip::destination(frame.bytes).ok_or(Discard::NotIp)?;
         let id = self.route(to, OUT).ok_or(Discard::NoRoute)?;
@@ -203,44 +205,21 @@ impl Device {
         let peer = &mut self.peers.get_mut(id).ok_or(Discard::NoRoute)?.peer;
         //@ C-STG-4
         let endpoint = peer.endpoint.ok_or(Discard::NoEndpoint)?;
-        let payload = ip::udp_payload(frame.bytes);
-        if to == endpoint.remote.ip() && peer.made(payload) {
-            return Err(Discard::Looped);
-        }
-        let envelope = envelope(endpoint, id, frame.bytes, payload)?;
-        let partial = frame.hdr.flags & VnetHdr::NEEDS_CSUM != 0;
-        mss::clamp(frame.bytes, self.config.mss, self.config.mtu, partial);
+        let way = outward::Peer {
+            id,
+            endpoint,
+            session: peer.session(),
+            mtu: self.config.mtu,
+            mss: self.config.mss,
+        };
+        let envelope = outward::admit(&mut frame, to, &way)?;
         let cut = Splitter::new(&mut frame)?;
         let key = peer.seal_key(now.mono).filter(|_| peer.staging.is_empty());
         let Some((first, key)) = key.and_then(|k| Some((k.reserve(cut.count(), now.mono)?, k))) else {
             self.stage_all(id, &cut);
             return Ok(self.flush(id, now, out));
         };
-        // One super-packet has one destination: one peer, one key, one reservation of counters. Its segments
-        // are equal but for the last, hence the datagrams too: that is what one send takes.
-        let mtu = self.config.mtu.into();
-        let stride = datagram_len(cut.len(0), mtu);
-        let per_train = (MAX_TRAIN_BYTES / stride).clamp(1, MAX_TRAIN);
-        let (defers, mut sent, mut bytes) = (out.defers(), 0, 0);
-        while sent < cut.count() {
-            let count = per_train.min(cut.count() - sent);
-            let Some(train) = out.reserve(&envelope, stride, count) else { break };
-            let mut len = 0;
-            for (datagram, i) in train.chunks_mut(stride).zip(sent..sent + count) {
-                let Some(datagram) = datagram.get_mut(..datagram_len(cut.len(i), mtu)) else { break };
-                session::lay(datagram, cut.len(i), |packet| cut.write(i, packet));
-                len += datagram.len();
-            }
-            let sealing = Sealing { key, first: first + sent as u64 };
-            if defers {
-                out.commit_clear(len, sealing);
-            } else {
-                sealing.seal(train.get_mut(..len).unwrap_or_default(), stride);
-                out.commit(len);
-            }
-            sent += count;
-            bytes += len;
-        }
+        let (sent, bytes) = outward::seal(&cut, &envelope, key, first, self.config.mtu.into(), out);
         let lost = cut.count() - sent;
         let rekey = sent > 0 && peer.sent(now.mono, bytes, true);
         self.discard(Discard::NoRoom, lost);
@@ -303,7 +282,7 @@ impl Device {
                 break;
             };
             // Judged when it came; what is left of its hops can be no fewer now.
-            let envelope = envelope(endpoint, id, packet, ip::udp_payload(packet))
+            let envelope = outward::envelope(endpoint, id, packet, ip::udp_payload(packet))
                 .unwrap_or_else(|_| Envelope { peer: Some(id), ..Envelope::new(endpoint) });
             let Some(slot) = out.reserve(&envelope, len, 1) else {
                 peer.timers.flush_soon(now.mono);
@@ -474,20 +453,6 @@ impl Ahead {
         (self.left, self.tried, self.right) = (self.left.saturating_sub(1), self.tried >> 1, self.right >> 1);
         if tried { Some(right) } else { None }
     }
-}
-
-/// Hops that a message of this protocol loses by going through a tunnel itself.
-const NESTED_HOPS: u8 = 8;
-
-/// What goes round the datagrams of a packet. Tunnels that are routed into each other would hand a message round
-/// for ever, larger each time; so one that goes through a tunnel itself keeps what is left of its hops, less some.
-fn envelope(to: Endpoint, id: PeerId, packet: &[u8], payload: Option<&[u8]>) -> Result<Envelope, Discard> {
-    let nested = payload.is_some_and(wire::claims);
-    let hops = match ip::hops(packet).filter(|_| nested) {
-        Some(hops) => Some(hops.checked_sub(NESTED_HOPS).filter(|&left| left > 0).ok_or(Discard::Looped)?),
-        None => None,
-    };
-    Ok(Envelope { to, peer: Some(id), tos: ip::encapsulated(ip::ecn(packet)) as u8, hops })
 }
 
 #[cfg(test)]

@@ -107,6 +107,8 @@ impl Counters {
 pub struct Status {
     /// The link is up: packets flow.
     pub up: bool,
+    /// Threads that carry packets.
+    pub threads: usize,
     /// What the TUN device was granted.
     pub tun: TunCaps,
     /// Received packets of one flow are joined for the TUN device.

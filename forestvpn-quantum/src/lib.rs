@@ -18,8 +18,12 @@ mod harness;
 #[cfg(all(feature = "io", target_os = "linux"))]
 mod arena;
 pub mod batch;
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod carrier;
 pub mod config;
 mod cookie;
+#[cfg(all(feature = "io", target_os = "linux"))]
+mod crew;
 mod crypto;
 #[cfg(all(feature = "io", target_os = "linux"))]
 mod delivery;
@@ -39,6 +43,7 @@ mod limiter;
 mod mss;
 pub mod noise;
 pub mod offload;
+mod outward;
 mod peer;
 mod peers;
 mod replay;
@@ -61,6 +66,8 @@ pub mod x25519 {
     pub use x25519_dalek_2::{EphemeralSecret, PublicKey, ReusableSecret, SharedSecret, StaticSecret};
 }
 
+#[cfg(all(feature = "io", target_os = "linux"))]
+pub use carrier::Carrier;
 pub use crypto::cipher;
 pub use device::{ConfigError, Device, DeviceConfig, PeerId};
 pub use event::{Discard, Event, GivenUp};

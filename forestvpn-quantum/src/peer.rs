@@ -345,10 +345,9 @@ impl Peer {
             .map(|k| &k.seal)
     }
 
-    /// Is this UDP payload a message of the current session to this peer? It came back by a routing loop then,
-    /// and would go round for ever, growing each time.
-    pub(crate) fn made(&self, payload: Option<&[u8]>) -> bool {
-        self.keypairs.current.as_ref().zip(payload).is_some_and(|(pair, payload)| pair.seal.made(payload))
+    /// The key of the current session, fit for sending or not.
+    pub(crate) fn session(&self) -> Option<&SealKey> {
+        self.keypairs.current.as_ref().map(|pair| &*pair.seal)
     }
 
     /// `data` and/or keepalive datagrams went out. Gives whether the session wants to be renewed (C-TMR-7).
@@ -359,6 +358,18 @@ impl Peer {
         if data {
             self.timers.data_sent(now);
         }
+        self.wants_renewal(now)
+    }
+
+    #[cfg_attr(not(feature = "io"), allow(dead_code, reason = "there are no others"))]
+    /// As [`Peer::sent`], for what others sent up to `at`; `bytes` may be negative.
+    pub(crate) fn carried(&mut self, at: Instant, bytes: i64, now: Instant) -> bool {
+        self.stats.tx_bytes = self.stats.tx_bytes.saturating_add_signed(bytes);
+        self.timers.carried(at);
+        self.wants_renewal(now)
+    }
+
+    fn wants_renewal(&self, now: Instant) -> bool {
         //@ C-TMR-7
         //@ C-TMR-9
         self.keypairs.current.as_ref().is_some_and(|k| {

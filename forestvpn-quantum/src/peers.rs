@@ -19,6 +19,8 @@ pub(crate) struct Entry {
     pub(crate) created: u64,
     /// The deadline that stands for this peer in the device's heap; `Instant::MAX` = none.
     pub(crate) queued: Instant,
+    /// It may go another way than was last told, and that is noted.
+    pub(crate) touched: bool,
 }
 
 /// All peers. An id is a slot and a generation, so that the id of a removed peer names nobody else.
@@ -66,7 +68,7 @@ impl Peers {
         let id = PeerId::from_raw((*generation << SLOT_BITS) | slot);
         self.by_key.insert(peer.public, id);
         self.created += 1;
-        *entry = Some(Box::new(Entry { peer, created: self.created, queued: Instant::MAX }));
+        *entry = Some(Box::new(Entry { peer, created: self.created, queued: Instant::MAX, touched: false }));
         Some(id)
     }
 

@@ -65,6 +65,8 @@ pub(crate) struct Timers {
     last_initiation: Option<Instant>,
     /// The peer's initiation overtook our own.
     crossed: bool,
+    /// When an authenticated packet was received last.
+    heard: Instant,
     jitter: u64,
 }
 
@@ -85,6 +87,7 @@ impl Timers {
             interval: 0,
             last_initiation: None,
             crossed: false,
+            heard: Instant::ZERO,
             jitter: seed | 1,
         }
     }
@@ -219,8 +222,27 @@ impl Timers {
         }
     }
 
+    #[cfg_attr(not(feature = "io"), allow(dead_code, reason = "there are no others"))]
+    /// Data packets were sent by others, up to `at`: told late, so what happened since goes before.
+    pub(crate) fn carried(&mut self, at: Instant) {
+        //@ C-TMR-5
+        if at.after(KEEPALIVE_TIMEOUT) >= self.keepalive {
+            self.keepalive = OFF;
+        }
+        //@ C-TMR-4
+        if at > self.heard {
+            self.data_sent(at);
+        }
+        //@ C-TMR-6
+        if self.interval != 0 {
+            let next = at.after(Duration::from_secs(self.interval.into()));
+            self.persistent = if self.persistent == OFF { next } else { self.persistent.max(next) };
+        }
+    }
+
     /// Any authenticated packet was received.
     pub(crate) fn received(&mut self, now: Instant) {
+        self.heard = now;
         self.new_handshake = OFF;
         self.traversed(now);
     }

@@ -5,17 +5,21 @@
 //! speaks to it through a [`Handle`]; tests drive it turn by turn over queues in memory.
 
 use core::fmt;
+use core::time::Duration;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Outlet};
 use crate::batch::{Frame, Span};
+use crate::carrier::Carrier;
 use crate::config::{DeviceSnapshot, DeviceUpdate};
+use crate::crew::{Crew, Tolls};
 use crate::delivery::Delivery;
-use crate::device::{ConfigError, Device};
+use crate::device::{ConfigError, Device, PeerId};
 use crate::event::{Discard, Event};
 use crate::handle::{Command, ConfigureError, Counters, Handle, Inbox, Status};
-use crate::io::{Poller, Ready, RxSlots, TunQueue, UdpQueue, device_gone};
+use crate::io::{Offloads, Poller, Ready, RxSlots, TunQueue, Udp, UdpQueue, device_gone};
 use crate::key::PublicKey;
 use crate::offload::VnetHdr;
 use crate::time::{Clock, Instant, Now};
@@ -34,6 +38,8 @@ const FRAME: usize = 65_536;
 const MAX_SPANS: usize = 2048;
 /// Most data messages that fit a slot of 2 KiB.
 const NEAR_SPANS: usize = 64;
+/// How often it is looked what carriers sent: timers are seconds, and counts are read by people.
+const LOOK: Duration = Duration::from_millis(100);
 /// Events that wait to be read; one more is dropped.
 const MAX_EVENTS: usize = 1024;
 
@@ -79,9 +85,66 @@ impl std::error::Error for Fatal {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct TunCounters {
-    read: u64,
-    read_errors: u64,
+pub(crate) struct TunCounters {
+    pub(crate) read: u64,
+    pub(crate) read_errors: u64,
+}
+
+/// Packets on their way out of a TUN queue: what is read, and where it is sealed and sent.
+pub(crate) struct Drain<'a, T, U> {
+    pub(crate) tun: &'a mut T,
+    pub(crate) udp: &'a mut U,
+    pub(crate) frame: &'a mut [u8],
+    pub(crate) arena: &'a mut Arena,
+    pub(crate) counters: &'a mut TunCounters,
+    /// There was a pause: the first packet does not wait for more.
+    pub(crate) woken: bool,
+}
+
+impl Drain<'_, (), ()> {
+    /// Memory for one packet and its header.
+    pub(crate) fn frame() -> Box<[u8]> {
+        vec![0; VnetHdr::LEN + FRAME].into_boxed_slice()
+    }
+}
+
+impl<T: TunQueue, U: UdpQueue> Drain<'_, T, U> {
+    /// Has `each` treat the packets that wait, a bounded number, or until it says that the interface is gone. Gives
+    /// whether more may wait.
+    #[inline(always)]
+    pub(crate) fn all(
+        self,
+        mut each: impl FnMut(&mut T, VnetHdr, &mut [u8], &mut Outlet<'_, U>) -> bool,
+    ) -> Result<bool, Fatal> {
+        let Drain { tun, udp, frame, arena, counters, woken } = self;
+        let (mut frames, mut bytes, mut errors) = (0, 0, 0);
+        while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
+            let (len, hdr) = match tun.recv_in(frame) {
+                Ok(read) => read,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
+                Err(_) => {
+                    // The next packet may be a better one; but a queue that only fails is left alone.
+                    counters.read_errors += 1;
+                    (frames, errors) = (frames + 1, errors + 1);
+                    continue;
+                }
+            };
+            frames += 1;
+            bytes += len;
+            counters.read += 1;
+            let Some(bytes) = frame.get_mut(VnetHdr::LEN..VnetHdr::LEN + len) else { continue };
+            if each(tun, hdr, bytes, &mut arena.outlet(udp)) {
+                return Err(Fatal::TunGone);
+            }
+            // The first one after a pause does not wait to see whether more follow; and while we seal on, the peer
+            // may open what is a good load already.
+            if (woken && frames == 1) || arena.filled() >= GOOD_LOAD {
+                arena.flush(udp);
+            }
+        }
+        Ok(errors < frames)
+    }
 }
 
 /// A whole datapath: one TUN queue, one UDP socket pair, one thread.
@@ -107,6 +170,13 @@ pub struct Worker<T, U, C> {
     port: u16,
     fwmark: u32,
     stopped: bool,
+    /// Shared with the threads that carry packets outward, when there are any.
+    crew: Option<Arc<Crew>>,
+    /// Peers whose packets came by the post in this turn.
+    treated: Vec<PeerId>,
+    /// Peers that carriers send to, and when to look what.
+    noted: Vec<PeerId>,
+    look_again: Option<Instant>,
 }
 
 impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
@@ -130,13 +200,17 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             slots: RxSlots::new(RX_SLOTS),
             spans: Vec::with_capacity(MAX_SPANS),
             delivery: Delivery::new(MAX_SPANS, merging),
-            frame: vec![0; VnetHdr::LEN + FRAME].into_boxed_slice(),
+            frame: Drain::frame(),
             arena: Arena::new(),
             tun_counters: TunCounters::default(),
             events: None,
             port: 0,
             fwmark: 0,
             stopped: false,
+            crew: None,
+            treated: Vec::new(),
+            noted: Vec::new(),
+            look_again: None,
         };
         Ok((worker, handle))
     }
@@ -151,6 +225,24 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         let (sender, receiver) = mpsc::sync_channel(MAX_EVENTS);
         self.events = Some(sender);
         receiver
+    }
+
+    /// From now on this worker only receives; `tun` is read by a carrier, on a thread of its own that uses this `clock`
+    /// and these offloads. To be called before the worker runs and is configured, once for each carrier, each with a
+    /// queue of its own.
+    ///
+    /// # Errors
+    /// Out of descriptors, or the TUN queue cannot be watched.
+    pub fn carrier(&mut self, tun: T, offloads: Offloads, clock: C) -> io::Result<Carrier<T, C>> {
+        let crew = match &self.crew {
+            Some(crew) => Arc::clone(crew),
+            None => {
+                self.tun.detach(&self.poller)?;
+                self.device.watch();
+                Arc::clone(self.crew.insert(Arc::new(Crew::new(self.poller.waker()))))
+            }
+        };
+        Carrier::new(crew, tun, Udp::with_offloads(offloads), clock)
     }
 
     /// The TUN queue.
@@ -169,6 +261,9 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     /// [`Fatal`].
     pub fn run(&mut self) -> Result<(), Fatal> {
         let result = self.work();
+        if let Some(crew) = &self.crew {
+            crew.stop();
+        }
         self.inbox = None;
         self.udp.close();
         result
@@ -208,9 +303,13 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             // The sockets may be others now.
             self.ready = Ready::ALL;
         }
+        let alone = self.crew.is_none();
+        if !alone {
+            self.attend(now)?;
+        }
         self.udp.stirred(self.ready);
         let more_in = self.inward(now)?;
-        let more_out = self.ready.tun && self.outward(now)?;
+        let more_out = self.ready.tun && alone && self.outward(now)?;
         if self.device.poll_timeout().is_some_and(|at| at <= now.mono) {
             self.device.handle_timeout(now, &mut self.arena.outlet(&mut self.udp));
         }
@@ -221,12 +320,13 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         while let Some(endpoint) = self.udp.poll_lost_source() {
             self.device.forget_local(endpoint);
         }
+        let look_again = if alone { None } else { self.show(now) };
         self.report();
         Ok(match self.device.poll_timeout() {
             _ if more_in || more_out => Park::Busy,
             Some(at) if at <= now.mono => Park::Busy,
-            Some(at) => Park::Until(at),
-            None => Park::Idle,
+            Some(at) => Park::Until(look_again.map_or(at, |look| look.min(at))),
+            None => look_again.map_or(Park::Idle, Park::Until),
         })
     }
 
@@ -281,36 +381,108 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     fn outward(&mut self, now: Now) -> Result<bool, Fatal> {
         let woken = self.ready != Ready::ALL;
         let Self { device, tun, udp, frame, arena, delivery, tun_counters, .. } = self;
-        let (mut frames, mut bytes, mut errors) = (0, 0, 0);
-        while frames < FRAMES_PER_TURN && bytes < BYTES_PER_TURN {
-            let (len, hdr) = match tun.recv_in(frame) {
-                Ok(read) => read,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(e) if device_gone(&e) => return Err(Fatal::TunGone),
-                Err(_) => {
-                    // The next packet may be a better one; but a queue that only fails is left alone.
-                    tun_counters.read_errors += 1;
-                    (frames, errors) = (frames + 1, errors + 1);
-                    continue;
-                }
-            };
-            frames += 1;
-            bytes += len;
-            tun_counters.read += 1;
-            let Some(bytes) = frame.get_mut(VnetHdr::LEN..VnetHdr::LEN + len) else { continue };
+        let drain = Drain { tun, udp, frame, arena, counters: tun_counters, woken };
+        drain.all(|tun, hdr, bytes, out| {
             // Why a packet is not let through is counted by the device.
-            if let Err(why) = device.outbound(now, Frame { hdr, bytes }, &mut arena.outlet(udp))
+            if let Err(why) = device.outbound(now, Frame { hdr, bytes }, out)
                 && let Some(answer) = device.unreachable(now, why, bytes)
             {
-                delivery.answer(tun, &answer)?;
+                return delivery.answer(tun, &answer).is_err();
             }
-            // The first one after a pause does not wait to see whether more follow; and while we seal on, the peer
-            // may open what is a good load already.
-            if (woken && frames == 1) || arena.filled() >= GOOD_LOAD {
-                arena.flush(udp);
-            }
+            false
+        })
+    }
+
+    // -- carriers -------------------------------------------------------------------------------------
+
+    /// Treats what carriers left to the worker.
+    #[cold]
+    fn attend(&mut self, now: Now) -> Result<(), Fatal> {
+        let Some(crew) = self.crew.clone() else { return Ok(()) };
+        if self.look_again.is_some_and(|at| at <= now.mono) {
+            self.tally(now, &crew, true);
         }
-        Ok(errors < frames)
+        if !crew.is_stirred() {
+            return Ok(());
+        }
+        if crew.is_gone() {
+            return Err(Fatal::TunGone);
+        }
+        for n in 1..=FRAMES_PER_TURN {
+            let Some(mut posted) = crew.next_packet() else { break };
+            if n == FRAMES_PER_TURN {
+                crew.again();
+            }
+            let frame = Frame { hdr: posted.hdr, bytes: &mut posted.bytes };
+            if let Err(why) = self.device.outbound(now, frame, &mut self.arena.outlet(&mut self.udp))
+                && let Some(answer) = self.device.unreachable(now, why, &posted.bytes)
+            {
+                self.delivery.answer(&mut self.tun, &answer)?;
+            }
+            self.treated.extend(posted.peer);
+        }
+        crew.noted(&mut self.noted);
+        if !self.noted.is_empty() && self.look_again.is_none() {
+            self.look_again = Some(now.mono.after(LOOK));
+        }
+        while let Some(endpoint) = crew.next_lost_source() {
+            self.device.forget_local(endpoint);
+        }
+        while let (Some(given_up), Some(events)) = (crew.next_given_up(), &self.events) {
+            let _ = events.try_send((Event::OffloadGivenUp(given_up), None));
+        }
+        Ok(())
+    }
+
+    /// Adds up what carriers sent. Peers that they send to steadily are looked at ten times a second; with `rest` those
+    /// to which nothing was sent since the last look are let go until the carriers tell.
+    fn tally(&mut self, now: Now, crew: &Crew, rest: bool) {
+        let Self { device, arena, udp, noted, .. } = self;
+        noted.retain(|&id| {
+            let look = || {
+                let view = crew.view();
+                let tally = &view.ways.get(&id)?.tally;
+                let taken = tally.take();
+                if taken.is_none() && rest {
+                    tally.forget();
+                    // Whoever sent before that did not tell.
+                    return Some((tally.take(), false));
+                }
+                Some((taken, true))
+            };
+            let Some((taken, keep)) = look() else { return false };
+            if let Some((bytes, at)) = taken {
+                device.carried(id, bytes, at, now, &mut arena.outlet(udp));
+            }
+            keep
+        });
+        self.look_again = (!self.noted.is_empty()).then(|| now.mono.after(LOOK));
+    }
+
+    /// Carriers go by what was just configured, before whoever asked for it is told.
+    fn show_all(&mut self, now: Now) {
+        if let Some(crew) = self.crew.clone() {
+            // All that was laid out before goes first.
+            self.arena.flush(&mut self.udp);
+            crew.show(&mut self.device, self.udp.sockets(), now);
+            self.release(&crew);
+        }
+    }
+
+    /// After all of a turn was sent: carriers may go on where the worker left off. Gives when to look what they sent.
+    #[cold]
+    fn show(&mut self, now: Now) -> Option<Instant> {
+        let crew = self.crew.clone()?;
+        crew.follow(&mut self.device, now);
+        self.release(&crew);
+        self.look_again
+    }
+
+    /// The packets that came by the post in this turn are sent, or wait where no other overtakes them.
+    fn release(&mut self, crew: &Crew) {
+        for id in self.treated.drain(..) {
+            crew.treated(id);
+        }
     }
 
     // -- the cold door --------------------------------------------------------------------------------
@@ -320,7 +492,13 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             // Whoever asked and has gone since does not want to know.
             match command {
                 Command::Configure(update, reply) => drop(reply.try_send(self.configure(&update, now))),
-                Command::Snapshot(reply) => drop(reply.try_send(self.snapshot())),
+                Command::Snapshot(reply) => {
+                    if let Some(crew) = self.crew.clone() {
+                        crew.noted(&mut self.noted);
+                        self.tally(now, &crew, false);
+                    }
+                    drop(reply.try_send(self.snapshot()));
+                }
                 Command::Counters(reply) => drop(reply.try_send(self.counters())),
                 Command::Status(reply) => drop(reply.try_send(self.status())),
                 Command::SetLink { up, mtu, reply } => drop(reply.try_send(self.set_link(up, mtu, now))),
@@ -339,7 +517,9 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         } else {
             (self.port, self.fwmark) = (port, fwmark);
         }
-        self.device.configure(update, now, &mut self.arena.outlet(&mut self.udp)).map_err(refused)
+        let done = self.device.configure(update, now, &mut self.arena.outlet(&mut self.udp));
+        self.show_all(now);
+        done.map_err(refused)
     }
 
     fn open(&mut self, port: u16, fwmark: u32) -> Result<(), ConfigureError> {
@@ -356,6 +536,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     fn set_link(&mut self, up: bool, mtu: u16, now: Now) -> Result<(), ConfigureError> {
         self.device.set_mtu(mtu);
         if up == self.device.is_up() {
+            self.show_all(now);
             return Ok(());
         }
         if up {
@@ -367,6 +548,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             self.arena.flush(&mut self.udp);
             self.udp.close();
         }
+        self.show_all(now);
         Ok(())
     }
 
@@ -375,24 +557,44 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
     }
 
     fn status(&self) -> Status {
+        let tolls = self.tolls();
+        let mut udp = self.udp.status();
+        if let Some(udp) = &mut udp {
+            // The worker itself sends next to nothing then.
+            udp.segments =
+                tolls.iter().map(|tolls| tolls.segments).filter(|&n| n > 0).fold(udp.segments, usize::min);
+        }
         Status {
             up: self.device.is_up(),
+            threads: 1 + tolls.len(),
             tun: self.tun.caps(),
             merging: self.delivery.is_merging(),
-            udp: self.udp.status(),
+            udp,
             cipher: self.device.cipher(),
         }
     }
 
+    fn tolls(&self) -> Vec<Tolls> {
+        self.crew.as_ref().map(|crew| crew.tolls()).unwrap_or_default()
+    }
+
     fn counters(&self) -> Counters {
-        let discards = Discard::ALL.iter().zip(self.device.discards()).map(|(&(_, name), &n)| (name, n));
-        let (udp, tun, written) = (self.udp.counters(), self.tun_counters, self.delivery.counters());
+        let (mut udp, mut tun, written) = (self.udp.counters(), self.tun_counters, self.delivery.counters());
+        let (mut lost, mut discards) = (self.arena.lost(), *self.device.discards());
+        for tolls in self.tolls() {
+            udp.add(&tolls.udp);
+            tun.read += tolls.read;
+            tun.read_errors += tolls.read_errors;
+            lost += tolls.lost;
+            discards.iter_mut().zip(tolls.discards).for_each(|(sum, n)| *sum += n);
+        }
+        let discards = Discard::ALL.iter().zip(discards).map(|(&(_, name), n)| (name, n));
         let io = [
             ("udp_received", udp.received),
             ("udp_truncated", udp.truncated),
             ("udp_receive_errors", udp.receive_errors),
             ("udp_sent", udp.sent),
-            ("udp_lost_full", udp.lost_full + self.arena.lost()),
+            ("udp_lost_full", udp.lost_full + lost),
             ("udp_lost_refused", udp.lost_refused),
             ("udp_lost_no_socket", udp.lost_no_socket),
             ("udp_source_lost", udp.source_lost),

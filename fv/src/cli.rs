@@ -73,9 +73,6 @@ pub(crate) struct Cli {
     pub(crate) foreground: bool,
 
     #[command(flatten)]
-    pub(crate) threads: Threads,
-
-    #[command(flatten)]
     pub(crate) extras: Extras,
 
     /// We are the process in the background; standard output is the pipe to the one that waits.
@@ -111,8 +108,6 @@ pub(crate) enum Command {
         /// Ends when standard input is closed, and writes its counters to standard output then.
         #[arg(long, hide = true)]
         for_demo: bool,
-        #[command(flatten)]
-        threads: Threads,
         #[command(flatten)]
         extras: Extras,
         /// For a router: send what comes in by this interface through the tunnel, and switch on forwarding; nothing
@@ -167,9 +162,13 @@ pub(crate) enum Command {
     Genpsk,
 }
 
-/// What a tunnel may do besides carrying packets; all of it is off unless asked for.
+/// What a tunnel may do besides carrying packets by one thread; all of it is off unless asked for.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Extras {
+    /// Threads that carry packets: 2 is one for each direction, N is one inward and N - 1 outward
+    /// [env: WG_THREADS] [default: 1]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    pub(crate) threads: Option<u16>,
     /// Counters for Prometheus at http://ADDRESS:PORT/metrics; they name peers and their addresses, so keep it to
     /// 127.0.0.1 or a network of your own [env: FV_METRICS] [default: off]
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen_address)]
@@ -187,6 +186,7 @@ impl Extras {
     /// A variable has a value that its option would not take.
     pub(crate) fn or_environment(&self) -> Result<Self, String> {
         Ok(Self {
+            threads: given(self.threads, "WG_THREADS", thread_count)?,
             metrics: given(self.metrics, "FV_METRICS", listen_address)?,
             mss: given(self.mss, "FV_MSS", mss)?,
         })
@@ -199,7 +199,9 @@ impl Extras {
             Mss::Auto => "--mss=auto".to_owned(),
             Mss::Most(bytes) => format!("--mss={bytes}"),
         });
-        self.metrics.map(|address| format!("--metrics={address}")).into_iter().chain(mss).collect()
+        let threads = self.threads.map(|count| format!("--threads={count}"));
+        let metrics = self.metrics.map(|address| format!("--metrics={address}"));
+        [threads, metrics, mss].into_iter().flatten().collect()
     }
 }
 
@@ -244,27 +246,15 @@ fn mss(word: &str) -> Result<Mss, String> {
     }
 }
 
-/// How many threads carry packets.
-#[derive(Debug, Args)]
-pub(crate) struct Threads {
-    /// Threads that carry packets; this version always uses one [env: WG_THREADS] [default: 1]
-    #[arg(long = "threads", value_name = "N", value_parser = thread_count)]
-    asked: Option<u16>,
-}
-
-impl Threads {
-    /// Says so when more threads are asked for than this version has.
-    ///
-    /// # Errors
-    /// When WG_THREADS is no number of threads; the option itself was checked before.
-    pub(crate) fn notice(&self) -> Result<Option<String>, String> {
-        let count = given(self.asked, "WG_THREADS", thread_count)?.unwrap_or(1);
-        Ok((count != 1).then(|| format!("one thread carries packets in this version, not {count}")))
-    }
-}
+/// More would only wait for each other.
+const MAX_THREADS: u16 = 64;
 
 fn thread_count(word: &str) -> Result<u16, String> {
-    word.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a number of threads is 1 or more".to_owned())
+    let fits = |count: &u16| (1..=MAX_THREADS).contains(count);
+    word.parse()
+        .ok()
+        .filter(fits)
+        .ok_or_else(|| format!("a number of threads is 1 or more, up to {MAX_THREADS}"))
 }
 
 /// What to say when `name` is a command with a slip of the finger, and not the name of an interface.
@@ -336,7 +326,7 @@ mod tests {
             let cli = parse(line).expect(line);
             assert!(cli.foreground && cli.ifname.as_deref() == Some("wg0"), "{line}");
         }
-        assert_eq!(parse("--threads 4 -f wg0").expect("valid").threads.asked, Some(4));
+        assert_eq!(parse("--threads 4 -f wg0").expect("valid").extras.threads, Some(4));
     }
 
     #[test]
@@ -378,10 +368,10 @@ mod tests {
 
     #[test]
     fn up_takes_threads_too() {
-        let Some(Command::Up { threads, .. }) = parse("up --threads 2 wg0").expect("valid").command else {
+        let Some(Command::Up { extras, .. }) = parse("up --threads 2 wg0").expect("valid").command else {
             panic!("not up");
         };
-        assert_eq!(threads.asked, Some(2));
+        assert_eq!(extras.threads, Some(2));
     }
 
     #[test]

@@ -60,10 +60,7 @@ fn run(cli: &Cli) -> Result<(), String> {
         Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
-        Some(Command::Up { file, for_demo, threads, extras, route_from }) => {
-            if let Some(notice) = threads.notice()? {
-                eprintln!("fv: {notice}");
-            }
+        Some(Command::Up { file, for_demo, extras, route_from }) => {
             let route_from = cli::route_from(route_from.as_ref())?;
             up::run(file.as_deref(), *for_demo, &extras.or_environment()?, route_from.as_deref())
         }
@@ -88,9 +85,6 @@ fn serve(cli: &Cli) -> Result<(), String> {
             && let Some(question) = cli::mistyped(ifname)
         {
             return Err(question);
-        }
-        if let Some(notice) = cli.threads.notice()? {
-            eprintln!("fv: {notice}");
         }
         let foreground =
             cli.foreground || std::env::var_os("WG_PROCESS_FOREGROUND").is_some_and(|word| word == "1");

@@ -57,21 +57,25 @@ impl Tunnel {
         end: impl End,
     ) -> Result<Self, String> {
         let offloads = doctor::switched()?;
+        let threads = extras.threads.unwrap_or(1);
         let mut tun = match inherited("WG_TUN_FD")? {
             Some(fd) => Tun::from_fd(fd).map_err(|e| format!("WG_TUN_FD: {e}"))?,
             None => {
-                let tun = Tun::open(ifname).map_err(|e| e.to_string())?;
+                let tun = if threads > 2 { Tun::open_multi(ifname) } else { Tun::open(ifname) };
+                let tun = tun.map_err(|e| e.to_string())?;
                 default_mtu(&tun).map_err(|e| format!("cannot set the MTU of {}: {e}", tun.name()))?;
                 tun
             }
         };
         tun.enable(offloads);
+        let others =
+            others(&tun, threads.into()).map_err(|e| format!("cannot use {threads} threads: {e}"))?;
         let name = tun.name().to_owned();
         let socket = match inherited("WG_UAPI_FD")? {
             Some(fd) => ControlSocket::inherited(fd::listener(fd).map_err(|e| format!("WG_UAPI_FD: {e}"))?),
             None => ControlSocket::open(Path::new(DIRECTORY), &name)?,
         };
-        let tunnel = Self::assemble(name, tun, socket, (offloads, extras, least), end)
+        let tunnel = Self::assemble(name, (tun, others), socket, (offloads, extras, least), end)
             .map_err(|e| format!("cannot start: {e}"))?;
         if let Some(address) = extras.metrics {
             let (name, handle) = (tunnel.name.clone(), tunnel.handle.clone());
@@ -83,7 +87,7 @@ impl Tunnel {
 
     fn assemble(
         name: String,
-        tun: Tun,
+        (tun, others): (Tun, Vec<Tun>),
         socket: ControlSocket,
         (offloads, extras, least): (Offloads, &Extras, Duration),
         end: impl End,
@@ -99,6 +103,12 @@ impl Tunnel {
         let (mut worker, handle) =
             Worker::new(device, tun, Udp::with_offloads(offloads), Floored::new(least))?;
         worker.set_merging(offloads.tun_gro);
+        let carriers = others.into_iter().map(|tun| worker.carrier(tun, offloads, Floored::new(least)));
+        for mut carrier in carriers.collect::<io::Result<Vec<_>>>()? {
+            // It ends when the worker does, and the other way round.
+            let run = move || carrier.run();
+            thread::Builder::new().name("carrier".into()).spawn(run)?;
+        }
         events::log_all(worker.events())?;
         let datapath = thread::Builder::new().name("datapath".into()).spawn(move || worker.run())?;
         let mut tunnel = Self {
@@ -275,6 +285,22 @@ fn inherited(variable: &str) -> Result<Option<OwnedFd>, String> {
     let number =
         word.parse().map_err(|_| format!("{variable}={}: a descriptor is a number", shown(&word)))?;
     fd::inherit(number).map(Some).map_err(|e| format!("{variable}={number}: {e}"))
+}
+
+/// What threads beside the first read: the same queue, when it is one, or queues of their own.
+fn others(tun: &Tun, threads: usize) -> io::Result<Vec<Tun>> {
+    if threads < 2 {
+        return Ok(Vec::new());
+    }
+    if threads > 2 {
+        match tun.further_queues(threads - 1) {
+            Ok(queues) => return Ok(queues),
+            Err(e) => {
+                log::warn!("2 threads carry packets, not {threads}, as the TUN device has one queue: {e}")
+            }
+        }
+    }
+    Ok(vec![tun.share()?])
 }
 
 /// Leaves an MTU alone that somebody chose for an interface that was there before.

@@ -4,6 +4,7 @@ use core::fmt;
 
 use ipnet::IpNet;
 
+use super::ways::RouteEdit;
 use super::{Device, PeerId};
 use crate::batch::{Endpoint, Outbox};
 use crate::config::{DeviceSnapshot, DeviceUpdate, PeerSnapshot, PeerUpdate};
@@ -111,6 +112,7 @@ impl Device {
             if first {
                 self.flush(id, now, out);
             }
+            self.touch(id);
         }
     }
 
@@ -155,14 +157,17 @@ impl Device {
         if update.replace_allowed_ips {
             //@ C-AIP-3
             self.routes.remove_peer(id);
+            self.changes.route(RouteEdit::RemovePeer(id));
         }
         for ip in &update.allowed_ips {
             if ip.remove {
                 //@ C-AIP-2
                 self.routes.remove(ip.net, id);
+                self.changes.route(RouteEdit::Remove(ip.net, id));
             } else {
                 //@ C-AIP-1
                 self.routes.insert(ip.net, id);
+                self.changes.route(RouteEdit::Insert(ip.net, id));
             }
         }
         //@ C-AIP-5
@@ -180,8 +185,10 @@ impl Device {
     }
 
     fn remove(&mut self, id: PeerId) {
+        self.touch(id);
         self.drop_staged(id);
         self.routes.remove_peer(id);
+        self.changes.route(RouteEdit::RemovePeer(id));
         self.recent = [None; 2];
         let Some(mut entry) = self.peers.remove(id) else { return };
         let (keypairs, handshake) = entry.peer.wipe();
@@ -213,6 +220,7 @@ impl Device {
                 self.indices.free(handshake);
                 self.drop_staged(id);
             }
+            self.touch(id);
         }
         // A bounded number of keepalives goes here, the rest from `handle_timeout`.
         self.handle_timeout(now, out);

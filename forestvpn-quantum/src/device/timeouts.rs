@@ -87,6 +87,7 @@ impl Device {
 
     /// Makes the heap know the peer's earliest deadline. Later ones are found when the earlier entry fires.
     pub(super) fn schedule(&mut self, id: PeerId) {
+        self.touch(id);
         let Some(entry) = self.peers.get_mut(id) else { return };
         let next = entry.peer.timers.next();
         if next < entry.queued {
@@ -114,5 +115,6 @@ impl Device {
         if let Some(endpoint) = self.peers.get_mut(id).and_then(|e| e.peer.endpoint.as_mut()) {
             endpoint.local = None;
         }
+        self.touch(id);
     }
 }

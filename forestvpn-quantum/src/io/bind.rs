@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -36,7 +37,9 @@ pub(super) struct Pair {
     pub(super) v4: Option<Socket>,
     pub(super) v6: Option<Socket>,
     pub(super) port: u16,
-    pub(super) fwmark: u32,
+    fwmark: AtomicU32,
+    /// No other pair of this process has it.
+    pub(super) serial: u64,
     pub(super) buffers: SocketBuffers,
     /// Most datagrams of one send; 1 = a train is not to be handed over whole.
     pub(super) segments: usize,
@@ -74,26 +77,29 @@ impl Pair {
         let both = |probe: fn(&Socket) -> bool| [&v4, &v6].into_iter().flatten().all(probe);
         let segments = if offloads.udp_gso && both(can_segment) { kernel.gso_segments() } else { 1 };
         let gro = offloads.udp_gro && kernel.gro() && both(join_received);
-        Ok(Self { v4, v6, port, fwmark, buffers, segments, gro })
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { v4, v6, port, fwmark: fwmark.into(), serial, buffers, segments, gro })
     }
 
     /// Changes the mark of both sockets, or of none.
     //@ C-OUT-8
-    pub(super) fn set_fwmark(&mut self, fwmark: u32) -> io::Result<()> {
-        if fwmark == self.fwmark {
+    pub(super) fn set_fwmark(&self, fwmark: u32) -> io::Result<()> {
+        let before = self.fwmark.load(Ordering::Relaxed);
+        if fwmark == before {
             return Ok(());
         }
         let mut done: Vec<&Socket> = Vec::new();
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             if let Err(error) = socket.set_mark(fwmark) {
                 for socket in done {
-                    let _ = socket.set_mark(self.fwmark);
+                    let _ = socket.set_mark(before);
                 }
                 return Err(error);
             }
             done.push(socket);
         }
-        self.fwmark = fwmark;
+        self.fwmark.store(fwmark, Ordering::Relaxed);
         Ok(())
     }
 

@@ -86,6 +86,7 @@ pub(super) struct IfReq {
 pub(super) enum IfCall {
     TunAttach,
     TunQuery,
+    TunQueue,
     Flags,
     Mtu,
     Index,
@@ -125,11 +126,12 @@ impl IfReq {
         i32::from_ne_bytes([a, b, c, d])
     }
 
-    /// Makes the call on `fd`: a TUN descriptor for the first two, any socket for the others.
+    /// Makes the call on `fd`: a TUN descriptor for the first three, any socket for the others.
     pub(super) fn call(&mut self, fd: BorrowedFd<'_>, call: IfCall) -> io::Result<()> {
         let request = match call {
             IfCall::TunAttach => libc::TUNSETIFF,
             IfCall::TunQuery => libc::TUNGETIFF,
+            IfCall::TunQueue => libc::TUNSETQUEUE,
             IfCall::Flags => libc::SIOCGIFFLAGS as _,
             IfCall::Mtu => libc::SIOCGIFMTU as _,
             IfCall::Index => libc::SIOCGIFINDEX as _,

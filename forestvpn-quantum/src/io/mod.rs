@@ -29,7 +29,7 @@ pub use offloads::{Kernel, Offloads, UnknownOffload};
 pub use poll::{Poller, Queue, Ready};
 pub use slots::{RxMeta, RxSlots};
 pub use tun::{Tun, TunError};
-pub use udp::Udp;
+pub use udp::{Sockets, Udp};
 
 /// What a TUN queue can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,14 @@ pub trait TunQueue {
     /// # Errors
     /// When the kernel refuses to watch it.
     fn attach(&mut self, poller: &Poller) -> io::Result<()>;
+
+    /// Takes that back: somebody else reads the queue.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn detach(&mut self, _poller: &Poller) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Whether an error of a TUN queue means that the interface was deleted, for good. `EIO` does not: the
@@ -147,6 +155,23 @@ pub struct UdpCounters {
     pub writes: u64,
 }
 
+impl UdpCounters {
+    /// What other sockets counted comes on top.
+    pub(crate) const fn add(&mut self, other: &Self) {
+        self.received += other.received;
+        self.truncated += other.truncated;
+        self.receive_errors += other.receive_errors;
+        self.sent += other.sent;
+        self.lost_full += other.lost_full;
+        self.lost_refused += other.lost_refused;
+        self.lost_no_socket += other.lost_no_socket;
+        self.source_lost += other.source_lost;
+        self.gso_fallbacks += other.gso_fallbacks;
+        self.reads += other.reads;
+        self.writes += other.writes;
+    }
+}
+
 /// A pair of UDP sockets (IPv4 and IPv6) on one port. Nothing blocks. Starts closed.
 pub trait UdpQueue {
     /// Fills `slots` with what waits; gives the number of slots filled. Fewer than there are slots: for now
@@ -199,6 +224,11 @@ pub trait UdpQueue {
 
     /// How the sockets are equipped, while open and where there is something to say.
     fn status(&self) -> Option<UdpStatus> {
+        None
+    }
+
+    /// The open sockets, for other threads to send by, where that is possible.
+    fn sockets(&self) -> Option<Sockets> {
         None
     }
 

@@ -94,6 +94,14 @@ impl Poller {
         }
     }
 
+    /// Takes back [`Poller::watch`].
+    ///
+    /// # Errors
+    /// It was not watched.
+    pub fn unwatch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.poll.registry().deregister(&mut SourceFd(&fd.as_raw_fd()))
+    }
+
     /// Waits until something happens or the deadline has passed; `None` waits for events only. May return
     /// early for no reason. Gives the queues that stirred; all, when it was no queue that woke it.
     ///

@@ -41,6 +41,8 @@ const USO: libc::c_uint = 0x20 | 0x40;
 
 const TUN: u16 = (libc::IFF_TUN | libc::IFF_NO_PI) as u16;
 const VNET: u16 = libc::IFF_VNET_HDR as u16;
+const MULTI: u16 = libc::IFF_MULTI_QUEUE as u16;
+const DETACH: u16 = libc::IFF_DETACH_QUEUE as u16;
 const EXCLUSIVE: u16 = libc::IFF_TUN_EXCL as u16;
 
 /// Why there is no TUN device.
@@ -139,12 +141,14 @@ pub struct Tun {
     file: File,
     name: String,
     caps: TunCaps,
+    /// Whoever opened the device, and not a further way into it.
+    first: bool,
 }
 
 impl Drop for Tun {
     fn drop(&mut self) {
         // What was granted belongs to the device, which may outlive us when it is persistent.
-        if self.caps.tso {
+        if self.caps.tso && self.first {
             let _ = fd::tun_set_offload(self.file.as_fd(), 0);
         }
     }
@@ -157,10 +161,22 @@ impl Tun {
     /// # Errors
     /// See [`TunError`]; nothing is left behind.
     pub fn open(name: &str) -> Result<Self, TunError> {
+        Self::open_as(name, TUN)
+    }
+
+    /// As [`Tun::open`], an interface that may have several queues: see [`Tun::further_queues`].
+    ///
+    /// # Errors
+    /// See [`TunError`]; nothing is left behind.
+    pub fn open_multi(name: &str) -> Result<Self, TunError> {
+        Self::open_as(name, TUN | MULTI)
+    }
+
+    fn open_as(name: &str, flags: u16) -> Result<Self, TunError> {
         check_name(name)?;
-        Self::set_up(name, TUN | VNET).or_else(|error| match error {
+        Self::set_up(name, flags | VNET).or_else(|error| match error {
             // A kernel that refuses the virtio header, in whichever step, gets plain packets.
-            TunError::NotTun { .. } | TunError::Os { .. } => Self::set_up(name, TUN),
+            TunError::NotTun { .. } | TunError::Os { .. } => Self::set_up(name, flags),
             other @ (TunError::BadName { .. }
             | TunError::NoNode
             | TunError::NodeDenied
@@ -218,7 +234,7 @@ impl Tun {
             fd::tun_set_header_size(file.as_fd(), VnetHdr::LEN as i32)
                 .map_err(os("cannot set the header size of the TUN device"))?;
         }
-        Ok(Self { file, name: req.name(), caps: TunCaps { vnet, ..TunCaps::default() } })
+        Ok(Self { file, name: req.name(), caps: TunCaps { vnet, ..TunCaps::default() }, first: true })
     }
 
     /// Asks for super-packets and leaves checksums to us, as far as the kernel grants it; nothing when that is
@@ -230,6 +246,38 @@ impl Tun {
         let granted = |mask| fd::tun_set_offload(self.file.as_fd(), mask).is_ok();
         self.caps.tso = granted(CSUM | TSO);
         self.caps.uso = self.caps.tso && granted(CSUM | TSO | USO);
+    }
+
+    /// Another way into the same queue, so that one thread reads it and another writes to it.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub fn share(&self) -> io::Result<Self> {
+        Ok(Self { file: self.file.try_clone()?, name: self.name.clone(), caps: self.caps, first: false })
+    }
+
+    /// `count` queues more of an interface from [`Tun::open_multi`], each to be read by a thread of its own. From then on
+    /// this one is for writing only: the kernel sends a flow to the queue that it was last written to, and would move
+    /// flows between readers; one that is not in use for reading does not count there.
+    ///
+    /// # Errors
+    /// The kernel grants no such queue.
+    pub fn further_queues(&self, count: usize) -> Result<Vec<Self>, TunError> {
+        let os = |action| move |source| TunError::Os { action, source };
+        let vnet = if self.caps.vnet { VNET } else { 0 };
+        let another = |_| {
+            let file = open_node()?;
+            let mut req = IfReq::new(&self.name);
+            req.set_flags(TUN | MULTI | vnet);
+            req.call(file.as_fd(), IfCall::TunAttach).map_err(os("cannot add a queue to the interface"))?;
+            SockRef::from(&file).set_nonblocking(true).map_err(os("cannot set the queue non-blocking"))?;
+            Ok(Self { file, name: self.name.clone(), caps: self.caps, first: false })
+        };
+        let queues = (0..count).map(another).collect::<Result<_, _>>()?;
+        let mut req = IfReq::new(&self.name);
+        req.set_flags(DETACH);
+        req.call(self.file.as_fd(), IfCall::TunQueue).map_err(os("cannot set a queue aside for writing"))?;
+        Ok(queues)
     }
 
     /// Sets the MTU of the interface, in bytes.
@@ -307,6 +355,10 @@ impl TunQueue for Tun {
 
     fn attach(&mut self, poller: &Poller) -> io::Result<()> {
         poller.watch(self.file.as_fd(), Queue::Tun)
+    }
+
+    fn detach(&mut self, poller: &Poller) -> io::Result<()> {
+        poller.unwatch(self.file.as_fd())
     }
 }
 

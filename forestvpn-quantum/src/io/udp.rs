@@ -7,6 +7,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::bind::{Pair, SocketBuffers};
@@ -75,9 +76,15 @@ impl Batch {
     }
 }
 
+/// Open sockets, for others to send by: see [`Udp::borrow`].
+#[derive(Clone, Debug)]
+pub struct Sockets(Arc<Pair>);
+
 /// The UDP sockets of one tunnel.
 pub struct Udp {
-    pair: Option<Pair>,
+    pair: Option<Arc<Pair>>,
+    /// Which pair `segmenting` is about, when it was borrowed.
+    borrowed: u64,
     rx: Box<Batch>,
     tx: Box<Batch>,
     /// For trains that have to go again one datagram at a time.
@@ -156,6 +163,7 @@ impl Udp {
     pub fn with_offloads(offloads: Offloads) -> Self {
         Self {
             pair: None,
+            borrowed: 0,
             rx: Batch::new(),
             tx: Batch::new(),
             again: Batch::new(),
@@ -171,6 +179,17 @@ impl Udp {
             six_first: false,
             lost_sources: Vec::with_capacity(MAX_LOST_SOURCES),
             counters: UdpCounters::default(),
+        }
+    }
+
+    /// Sends by somebody else's sockets from here on; by none, when there are none. They stay open as long as anybody
+    /// has them.
+    pub(crate) fn borrow(&mut self, sockets: Option<&Sockets>) {
+        self.pair = sockets.map(|Sockets(pair)| Arc::clone(pair));
+        if let Some(pair) = self.pair.as_ref().filter(|pair| pair.serial != self.borrowed) {
+            self.borrowed = pair.serial;
+            self.segmenting.most = pair.segments;
+            self.segmenting.refused.clear();
         }
     }
 
@@ -286,7 +305,7 @@ impl UdpQueue for Udp {
     }
 
     fn open(&mut self, port: u16, fwmark: u32) -> io::Result<u16> {
-        if let Some(pair) = &mut self.pair
+        if let Some(pair) = &self.pair
             && port != 0
             && pair.port == port
         {
@@ -298,7 +317,7 @@ impl UdpQueue for Udp {
         self.segmenting.most = pair.segments;
         self.segmenting.refused.clear();
         self.joined = false;
-        self.pair = Some(pair);
+        self.pair = Some(Arc::new(pair));
         Ok(port)
     }
 
@@ -336,6 +355,10 @@ impl UdpQueue for Udp {
             paths_without: self.segmenting.refused.len(),
             gro: pair.gro,
         })
+    }
+
+    fn sockets(&self) -> Option<Sockets> {
+        self.pair.clone().map(Sockets)
     }
 
     fn poll_given_up(&mut self) -> Option<GivenUp> {
@@ -940,7 +963,7 @@ mod tests {
     #[test]
     fn pair_without_an_ipv6_socket_counts_what_goes_there() {
         let (mut udp, _) = opened();
-        udp.pair.as_mut().unwrap().v6 = None;
+        Arc::get_mut(udp.pair.as_mut().unwrap()).unwrap().v6 = None;
         assert!(!udp.has_ipv6());
         let (four, addr) = peer("127.0.0.1:0");
         let six: SocketAddr = "[2001:db8::1]:1".parse().unwrap();

@@ -38,6 +38,7 @@ struct Layers {
 
 impl<'b> Splitter<'b> {
     /// Checks the description against the packet; of a plain packet, completes the checksum if asked to.
+    #[inline(always)]
     pub(crate) fn new(frame: &'b mut Frame<'_>) -> Result<Self, Discard> {
         let hdr = frame.hdr;
         let splitter = if hdr.gso_type == VnetHdr::GSO_NONE {

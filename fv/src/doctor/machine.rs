@@ -71,8 +71,11 @@ fn kernel() -> Finding {
 fn processors() -> Finding {
     let count = std::thread::available_parallelism().map_or(1, Into::into);
     let word = if count == 1 { "processor" } else { "processors" };
-    let used = super::report::THREADS;
-    Finding::new("threads", State::Ok, format!("{used} carries packets; this machine has {count} {word}"))
+    Finding::new(
+        "threads",
+        State::Ok,
+        format!("1 carries packets unless --threads asks for more; this machine has {count} {word}"),
+    )
 }
 
 fn cipher(offloads: Offloads) -> Finding {

@@ -7,9 +7,6 @@ use std::fs;
 use forestvpn_quantum::io::{Offloads, SocketBuffers, TunCaps, UdpStatus};
 use forestvpn_quantum::{Counters, Status};
 
-/// How many threads carry packets.
-pub(super) const THREADS: usize = 1;
-
 /// The answer, without its `errno`. `port` is where the sockets listen.
 pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, port: u16) -> String {
     let mut out = String::with_capacity(2048);
@@ -20,7 +17,7 @@ pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, por
     line("up", &status.up);
     line("switched_off", &switched_off(offloads));
     line("cipher", &status.cipher);
-    line("threads", &THREADS);
+    line("threads", &status.threads);
     line("tun_header", &status.tun.vnet);
     line("tun_tso", &status.tun.tso);
     line("tun_uso", &status.tun.uso);
@@ -141,7 +138,7 @@ mod tests {
             gro: true,
         };
         let tun = TunCaps { vnet: true, tso: true, uso: false };
-        let status = Status { up: true, tun, merging: true, udp: Some(udp), cipher: "ring" };
+        let status = Status { up: true, threads: 1, tun, merging: true, udp: Some(udp), cipher: "ring" };
         let offloads = Offloads { udp_gro: false, tun_gro: false, ..Offloads::default() };
         let answer = text(&status, &Counters::default(), offloads, 0) + "errno=0\n\n";
         let report = Report::parse(&answer).expect("an answer");

@@ -51,7 +51,7 @@ fn explain(ifname: &str, report: Report, device: &DeviceSnapshot, kernel: Kernel
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut in_use = vec![link(ifname, &report, device)];
     in_use.extend(key(ifname, device));
-    in_use.push(Finding::new("threads", State::Ok, format!("{} carries packets", report.threads)));
+    in_use.push(Finding::new("threads", State::Ok, threads(&report.threads)));
     in_use.push(Finding::new("cipher", State::Ok, format!("ChaCha20-Poly1305 by {}", report.cipher)));
     in_use.push(peers(device, now));
     let joining = if report.joining {
@@ -145,6 +145,15 @@ impl Running {
 
     pub(super) fn as_json(&self) -> Result<String, String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|e| e.to_string())
+    }
+}
+
+/// Who carries packets, in words.
+fn threads(count: &str) -> String {
+    match count {
+        "1" => "1 carries packets".into(),
+        "2" => "2 carry packets, one for each direction".into(),
+        more => format!("{more} carry packets, one of them inward"),
     }
 }
 

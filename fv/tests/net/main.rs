@@ -22,6 +22,7 @@ mod protocol;
 mod roaming;
 mod scale;
 mod teardown;
+mod threads;
 mod timers;
 mod uapi;
 mod wg_tools;

@@ -16,6 +16,8 @@ use crate::host::{Host, find, sh, try_sh, unique};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Program {
     Fv,
+    /// `fv` with so many threads.
+    FvThreads(u8),
     WireguardGo,
     Boringtun,
     Gotatun,
@@ -25,7 +27,7 @@ impl Program {
     /// The name of its executable, as `ready` wants it; `fv` is always there.
     pub(crate) const fn tool(self) -> &'static str {
         match self {
-            Self::Fv => "ip",
+            Self::Fv | Self::FvThreads(_) => "ip",
             Self::WireguardGo => "wireguard-go",
             Self::Boringtun => "boringtun-cli",
             Self::Gotatun => "gotatun",
@@ -33,7 +35,7 @@ impl Program {
     }
 
     pub(crate) fn path(self) -> PathBuf {
-        if self == Self::Fv {
+        if matches!(self, Self::Fv | Self::FvThreads(_)) {
             return std::env::var_os("FV_TEST_BIN")
                 .map_or_else(|| env!("CARGO_BIN_EXE_fv").into(), Into::into);
         }
@@ -80,6 +82,9 @@ impl Node {
         if matches!(program, Program::Boringtun | Program::Gotatun) {
             // They would look for the login name of a terminal, and end where there is none.
             command.arg("--disable-drop-privileges").env("WG_THREADS", "1");
+        }
+        if let Program::FvThreads(count) = program {
+            command.arg(format!("--threads={count}"));
         }
         if program == Program::Boringtun {
             // Its sockets connected to a peer's address do not hear the peer at a new one.
