@@ -221,6 +221,73 @@ fn every_injected_error_costs_what_is_counted_and_no_more() {
     assert_eq!((rig.ends[B].count("tun_lost_down"), rig.ends[B].count("tun_lost_refused")), (1, 1));
 }
 
+/// Errors of any kind at any call of both ends, links that fill up, turns at random: what goes in comes out once and in
+/// order, or is counted, to the packet.
+#[test]
+fn whatever_fails_each_packet_arrives_in_order_or_is_counted() {
+    let errors = [
+        libc::EIO,
+        libc::EINVAL,
+        libc::EMSGSIZE,
+        libc::EAGAIN,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EPERM,
+        libc::ENETUNREACH,
+        libc::EINTR,
+        libc::ECONNREFUSED,
+        libc::EADDRNOTAVAIL,
+        libc::ENODATA,
+    ];
+    for seed in 0..300 {
+        let mut chance = Seeded(seed);
+        let mut below = |n: u64| chance.next() % n;
+        let mut rig = Rig::connected();
+        rig.ends[B].worker.delivery.set_merging(below(2) == 0);
+        let mut next = || (1 + below(80), errors[below(errors.len() as u64) as usize]);
+        for end in &mut rig.ends {
+            for _ in 0..6 {
+                let [a, b, c, d] = [next(), next(), next(), next()];
+                end.worker.tun().faults.fail_recv(a.0, a.1);
+                end.worker.tun().faults.fail_send(b.0, b.1);
+                end.worker.udp().faults.fail_recv(c.0, c.1);
+                end.worker.udp().faults.fail_send(d.0, d.1);
+            }
+        }
+        let mut given = [Vec::new(), Vec::new()];
+        for i in 0..400_u32 {
+            for (from, to) in [(A, B), (B, A)] {
+                let tail = vec![i as u8; below(1200) as usize];
+                let payload = [&i.to_be_bytes()[..], &tail].concat();
+                // Some are of TCP, which the joiner looks at; none follows another.
+                let bytes = if from == A && below(2) == 0 {
+                    segment(1, i * 2000, &payload)
+                } else {
+                    packet(from, to, &payload)
+                };
+                rig.ends[from].give(&bytes);
+                given[from].push(bytes);
+            }
+            for _ in 0..below(3) {
+                let _ = rig.ends[below(2) as usize].worker.turn().unwrap();
+            }
+        }
+        rig.settle();
+        for (from, to) in [(A, B), (B, A)] {
+            let mut expected = given[from].iter();
+            let got = rig.ends[to].taken();
+            for packet in &got {
+                assert!(expected.any(|p| p == packet), "seed {seed}: a packet twice, changed or too late");
+            }
+            let sent = ["udp_lost_full", "udp_lost_refused", "no_room", "staging_full"]
+                .map(|name| rig.ends[from].count(name));
+            let written = ["tun_lost_down", "tun_lost_refused"].map(|name| rig.ends[to].count(name));
+            let counted: u64 = sent.iter().chain(&written).sum();
+            assert_eq!(400 - got.len() as u64, counted, "seed {seed}: {sent:?} {written:?}");
+        }
+    }
+}
+
 //@test C-OUT-3
 #[test]
 fn a_sender_without_a_peer_is_told_and_its_packet_is_counted() {

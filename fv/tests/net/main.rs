@@ -16,6 +16,7 @@ mod allowed_ips;
 mod command_line;
 mod config_file;
 mod doctor;
+mod fallbacks;
 mod interop;
 mod kernel_suite;
 mod protocol;
