@@ -47,6 +47,15 @@ impl Delivery {
         self.merging = on;
     }
 
+    /// Whether datagrams are joined, too.
+    pub(crate) const fn set_merging_udp(&mut self, on: bool) {
+        self.coalescer.set_udp(on);
+    }
+
+    pub(crate) const fn is_merging_udp(&self) -> bool {
+        self.merging && self.coalescer.joins_udp()
+    }
+
     pub(crate) const fn is_merging(&self) -> bool {
         self.merging
     }
@@ -107,10 +116,16 @@ impl Delivery {
                 Err(e) if e.raw_os_error() == Some(libc::EIO) => counters.lost_down += used as u64,
                 Err(e) => {
                     // Some kernels take the virtio header and refuse what it says: the same packets go singly,
-                    // and nothing is joined any more.
+                    // and nothing of the kind is joined any more.
                     counters.merge_fallbacks += 1;
-                    *merging = false;
-                    *given_up = Some(GivenUp::JoinedWrites { errno: e.raw_os_error().unwrap_or(0) });
+                    let errno = e.raw_os_error().unwrap_or(0);
+                    if write.hdr.gso_type == VnetHdr::GSO_UDP_L4 {
+                        coalescer.set_udp(false);
+                        *given_up = Some(GivenUp::JoinedDatagrams { errno });
+                    } else {
+                        *merging = false;
+                        *given_up = Some(GivenUp::JoinedWrites { errno });
+                    }
                     coalescer.split_up(&write, bytes, spans);
                     let mut members = coalescer.members(n).filter_map(|m| spans.get(m));
                     members.try_for_each(|span| counters.one(tun, bytes, span))?;

@@ -36,6 +36,11 @@ pub enum GivenUp {
         /// `EINVAL` or `EMSGSIZE`: a datagram does not fit the path.
         errno: i32,
     },
+    /// Joined writes of UDP datagrams to the TUN device, for good.
+    JoinedDatagrams {
+        /// What the kernel said.
+        errno: i32,
+    },
     /// Joined writes to the TUN device, for good.
     JoinedWrites {
         /// `EINVAL` from kernels that misread the virtio header.

@@ -113,6 +113,8 @@ pub struct Status {
     pub tun: TunCaps,
     /// Received packets of one flow are joined for the TUN device.
     pub merging: bool,
+    /// UDP datagrams of one flow are, too.
+    pub merging_udp: bool,
     /// The sockets, while they are open.
     pub udp: Option<UdpStatus>,
     /// Which code encrypts data packets, in words.

@@ -220,6 +220,11 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
         self.delivery.set_merging(on && self.tun.caps().tso);
     }
 
+    /// Whether received UDP datagrams of one flow and size are joined, too, where the TUN device takes that.
+    pub fn set_merging_udp(&mut self, on: bool) {
+        self.delivery.set_merging_udp(on && self.tun.caps().uso);
+    }
+
     /// From now on events, with the key of the peer they are about, come out here; at most 1024 wait.
     pub fn events(&mut self) -> Receiver<(Event, Option<PublicKey>)> {
         let (sender, receiver) = mpsc::sync_channel(MAX_EVENTS);
@@ -569,6 +574,7 @@ impl<T: TunQueue, U: UdpQueue, C: Clock> Worker<T, U, C> {
             threads: 1 + tolls.len(),
             tun: self.tun.caps(),
             merging: self.delivery.is_merging(),
+            merging_udp: self.delivery.is_merging_udp(),
             udp,
             cipher: self.device.cipher(),
         }

@@ -40,6 +40,7 @@ Environment:
                 control socket
   FV_NO_OFFLOAD what not to use, though it would be faster: a list of tun, tun-gro, udp-gso,
                 udp-gro, cipher, or all
+  FV_OFFLOAD    what to use though it is off by default: tun-udp-gro
   FV_INTERFACE, FV_PRIVATE_KEY, FV_ADDRESS, FV_LISTEN_PORT, FV_MTU, FV_DNS, FV_TABLE, FV_FWMARK,
   FV_PEER_PUBLIC_KEY, _PRESHARED_KEY, _ENDPOINT, _ALLOWED_IPS, _PERSISTENT_KEEPALIVE, FV_PEER2_…
                 the tunnel of `fv up` without FILE [FV_INTERFACE: wg0]; a name that ends in _KEY may

@@ -70,6 +70,13 @@ fn given_up(what: GivenUp) -> Option<(Level, String)> {
                 why(errno)
             ),
         ),
+        GivenUp::JoinedDatagrams { errno } => (
+            Level::Warn,
+            format!(
+                "joined writes of UDP to the interface are given up ({}). Nothing is lost, receiving UDP takes more CPU",
+                why(errno)
+            ),
+        ),
         _ => return None,
     })
 }
@@ -89,6 +96,7 @@ mod tests {
                 ["192.0.2.1:5", "Invalid argument"],
             ),
             (GivenUp::JoinedWrites { errno: 22 }, Level::Warn, ["joined writes", "Invalid argument"]),
+            (GivenUp::JoinedDatagrams { errno: 22 }, Level::Warn, ["UDP", "Invalid argument"]),
         ] {
             let (found, text) = line(Event::OffloadGivenUp(what), None).expect("known");
             assert_eq!(found, level, "{text}");

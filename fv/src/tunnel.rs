@@ -103,6 +103,7 @@ impl Tunnel {
         let (mut worker, handle) =
             Worker::new(device, tun, Udp::with_offloads(offloads), Floored::new(least))?;
         worker.set_merging(offloads.tun_gro);
+        worker.set_merging_udp(offloads.tun_gro && offloads.tun_udp_gro);
         let carriers = others.into_iter().map(|tun| worker.carrier(tun, offloads, Floored::new(least)));
         for mut carrier in carriers.collect::<io::Result<Vec<_>>>()? {
             // It ends when the worker does, and the other way round.

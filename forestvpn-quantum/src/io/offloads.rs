@@ -3,14 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Switches for everything that is only there to be fast. All on by default; each is also given up by itself
-/// when the kernel refuses it.
+/// Switches for everything that is only there to be fast. All on by default but `tun_udp_gro`; each is also given up by
+/// itself when the kernel refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offloads {
     /// TUN: super-packets and missing checksums from the kernel (TSO, USO, checksum offload).
     pub tun: bool,
     /// TUN: received TCP segments of one flow are written as one super-packet.
     pub tun_gro: bool,
+    /// TUN: received UDP datagrams of one flow and size are, too. Off unless asked for: a program that reads them without
+    /// `UDP_GRO` gains nothing, and forwarding depends on what the way out does with them.
+    pub tun_udp_gro: bool,
     /// UDP: a train of datagrams goes out in one send (`UDP_SEGMENT`).
     pub udp_gso: bool,
     /// UDP: the kernel may hand over several datagrams as one (`UDP_GRO`).
@@ -21,17 +24,21 @@ pub struct Offloads {
 
 impl Default for Offloads {
     fn default() -> Self {
-        Self { tun: true, tun_gro: true, udp_gso: true, udp_gro: true, cipher: true }
+        Self { tun: true, tun_gro: true, tun_udp_gro: false, udp_gso: true, udp_gro: true, cipher: true }
     }
 }
 
 /// A name that is none of the switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownOffload(String);
+pub struct UnknownOffload {
+    name: String,
+    known: &'static str,
+}
 
 impl fmt::Display for UnknownOffload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" is no offload; known are tun, tun-gro, udp-gso, udp-gro, cipher and all", self.0)
+        let Self { name, known } = self;
+        write!(f, "\"{name}\" is no offload; known: {known}")
     }
 }
 
@@ -39,7 +46,28 @@ impl std::error::Error for UnknownOffload {}
 
 impl Offloads {
     /// Everything off: one packet per read and write on the TUN side, one datagram per message on the other.
-    pub const NONE: Self = Self { tun: false, tun_gro: false, udp_gso: false, udp_gro: false, cipher: false };
+    pub const NONE: Self = Self {
+        tun: false,
+        tun_gro: false,
+        tun_udp_gro: false,
+        udp_gso: false,
+        udp_gro: false,
+        cipher: false,
+    };
+
+    /// Switches on what a comma-separated list names and is off by default: `tun-udp-gro`.
+    ///
+    /// # Errors
+    /// [`UnknownOffload`] for any other name.
+    pub fn with(mut self, list: &str) -> Result<Self, UnknownOffload> {
+        for name in list.split(',').map(str::trim).filter(|n| !n.is_empty()) {
+            match name {
+                "tun-udp-gro" => self.tun_udp_gro = true,
+                _ => return Err(UnknownOffload { name: name.to_owned(), known: "tun-udp-gro" }),
+            }
+        }
+        Ok(self)
+    }
 
     /// Switches off what a comma-separated list names: `tun`, `tun-gro`, `udp-gso`, `udp-gro`, `cipher`,
     /// `all`.
@@ -55,7 +83,12 @@ impl Offloads {
                 "udp-gro" => self.udp_gro = false,
                 "cipher" => self.cipher = false,
                 "all" => self = Self::NONE,
-                _ => return Err(UnknownOffload(name.to_owned())),
+                _ => {
+                    return Err(UnknownOffload {
+                        name: name.to_owned(),
+                        known: "tun, tun-gro, udp-gso, udp-gro, cipher, all",
+                    });
+                }
             }
         }
         Ok(self)
@@ -124,6 +157,8 @@ mod tests {
         assert_eq!(on.without("tun, udp-gro"), Ok(Offloads { tun: false, udp_gro: false, ..on }));
         assert_eq!(on.without("all"), Ok(Offloads::NONE));
         assert_eq!(on.without(""), Ok(on));
-        assert_eq!(on.without("tso"), Err(UnknownOffload("tso".into())));
+        assert!(on.without("tso").unwrap_err().to_string().contains("\"tso\" is no offload; known: tun, "));
+        assert!(!on.tun_udp_gro && on.with("tun-udp-gro").unwrap().tun_udp_gro);
+        assert!(on.with("tun").unwrap_err().to_string().contains("known: tun-udp-gro"));
     }
 }

@@ -1,4 +1,5 @@
-//! Neighbouring TCP segments of one flow, joined into the super-packet the kernel's own GRO would make.
+//! Neighbouring TCP segments of one flow, joined into the super-packet the kernel's own GRO would make; UDP datagrams
+//! of one size too, where that is asked for.
 //!
 //! Nothing is copied: a run keeps its first packet whole and takes the payloads of the others from where they
 //! lie, for one gathering write. Only what the kernel would merge is merged, in order within every flow, and
@@ -19,17 +20,20 @@ pub const MAX_PARTS: usize = 64;
 const NONE: u32 = u32::MAX;
 
 const TCP: u8 = 6;
+const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 const DF: u8 = 0x40;
 
 /// What is known of a packet that may join others.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Segment {
+    udp: bool,
     ipv6: bool,
     /// Length of the IP header.
     ip: usize,
-    /// Length of IP and TCP header.
+    /// Length of IP and TCP or UDP header.
     headers: usize,
     payload: usize,
     seq: u32,
@@ -47,6 +51,7 @@ struct Run {
     size: u32,
     next_seq: u32,
     open: bool,
+    udp: bool,
     ipv6: bool,
 }
 
@@ -58,6 +63,7 @@ pub struct Coalescer {
     next: Vec<u32>,
     /// Runs that may still grow, most recent last.
     open: Vec<u32>,
+    udp: bool,
 }
 
 /// One planned write.
@@ -75,7 +81,18 @@ impl Coalescer {
             runs: Vec::with_capacity(spans),
             next: Vec::with_capacity(spans),
             open: Vec::with_capacity(OPEN),
+            udp: false,
         }
+    }
+
+    /// Whether UDP datagrams are joined, too.
+    pub const fn set_udp(&mut self, on: bool) {
+        self.udp = on;
+    }
+
+    /// Are UDP datagrams joined?
+    pub const fn joins_udp(&self) -> bool {
+        self.udp
     }
 
     /// Groups `spans` of `bytes` into writes, in order of arrival. Heads of merged runs are rewritten in
@@ -93,8 +110,8 @@ impl Coalescer {
     }
 
     fn place(&mut self, i: u32, packet: &[u8], bytes: &[u8], spans: &[Span]) {
-        let Some((segment, mergeable)) = Segment::parse(packet) else {
-            if is_odd_tcp(packet) {
+        let Some((segment, mergeable)) = Segment::parse(packet, self.udp) else {
+            if is_odd(packet, self.udp) {
                 // Ports unknown: it may belong to any flow, so nothing may overtake it.
                 self.open.clear();
             }
@@ -119,8 +136,7 @@ impl Coalescer {
     fn start(&mut self, i: u32, packet: &[u8], segment: Option<Segment>) {
         let r = self.runs.len() as u32;
         let open = segment.is_some_and(|s| s.flags & PSH == 0);
-        let segment =
-            segment.unwrap_or(Segment { ipv6: false, ip: 0, headers: 0, payload: 0, seq: 0, flags: 0 });
+        let segment = segment.unwrap_or_default();
         self.runs.push(Run {
             first: i,
             last: i,
@@ -130,6 +146,7 @@ impl Coalescer {
             size: segment.payload as u32,
             next_seq: segment.seq.wrapping_add(segment.payload as u32),
             open,
+            udp: segment.udp,
             ipv6: segment.ipv6,
         });
         if open {
@@ -147,7 +164,7 @@ impl Coalescer {
         };
         let addresses = if s.ipv6 { 8..40 } else { 12..20 };
         let ports = s.ip..s.ip + 4;
-        run.ipv6 == s.ipv6
+        (run.ipv6, run.udp) == (s.ipv6, s.udp)
             && head.get(addresses.clone()) == packet.get(addresses)
             && head.get(ports.clone()) == packet.get(ports)
     }
@@ -155,7 +172,7 @@ impl Coalescer {
     fn join(&mut self, r: u32, i: u32, packet: &[u8], s: &Segment, bytes: &[u8], spans: &[Span]) -> bool {
         let Some(run) = self.runs.get_mut(r as usize) else { return false };
         let fits = run.open
-            && s.seq == run.next_seq
+            && (s.udp || s.seq == run.next_seq)
             && s.headers as u32 == run.headers
             && s.payload as u32 <= run.size
             && run.total + s.payload as u32 <= 65_535
@@ -184,7 +201,7 @@ impl Coalescer {
         }
         let last = bytes.get(range(spans.get(run.last as usize)?))?;
         let ip = if run.ipv6 { 40 } else { 20 };
-        let push = last.get(ip + 13)? & PSH;
+        let push = if run.udp { 0 } else { last.get(ip + 13)? & PSH };
         let head = bytes.get_mut(range(spans.get(run.first as usize)?))?;
         let part = u16::try_from(run.total as usize - ip).ok()?;
         let addresses = if run.ipv6 {
@@ -197,16 +214,25 @@ impl Coalescer {
             put(head, 10, &sum.to_be_bytes());
             12..20
         };
-        let pseudo = checksum::pseudo(head.get(addresses)?, TCP, part);
-        *head.get_mut(ip + 13)? |= push;
-        put(head, ip + 16, &pseudo.to_be_bytes());
+        let pseudo = checksum::pseudo(head.get(addresses)?, if run.udp { UDP } else { TCP }, part);
+        let (gso_type, csum_offset) = match (run.udp, run.ipv6) {
+            (true, _) => (VnetHdr::GSO_UDP_L4, 6),
+            (false, true) => (VnetHdr::GSO_TCPV6, 16),
+            (false, false) => (VnetHdr::GSO_TCPV4, 16),
+        };
+        if run.udp {
+            put(head, ip + 4, &part.to_be_bytes());
+        } else {
+            *head.get_mut(ip + 13)? |= push;
+        }
+        put(head, ip + usize::from(csum_offset), &pseudo.to_be_bytes());
         let hdr = VnetHdr {
             flags: VnetHdr::NEEDS_CSUM,
-            gso_type: if run.ipv6 { VnetHdr::GSO_TCPV6 } else { VnetHdr::GSO_TCPV4 },
+            gso_type,
             hdr_len: run.headers as u16,
             gso_size: run.size as u16,
             csum_start: ip as u16,
-            csum_offset: 16,
+            csum_offset,
         };
         Some(Write { hdr, run: i })
     }
@@ -244,15 +270,18 @@ impl Coalescer {
             let sum = checksum::header(head.get(..20).unwrap_or_default());
             put(head, 10, &sum.to_be_bytes());
         }
-        // The head of a run of several never carried PSH itself: that would have ended the run.
-        if let Some(flags) = head.get_mut(ip + 13) {
+        if run.udp {
+            put(head, ip + 4, &part.to_be_bytes());
+        } else if let Some(flags) = head.get_mut(ip + 13) {
+            // The head of a run of several never carried PSH itself: that would have ended the run.
             *flags &= !PSH;
         }
-        put(head, ip + 16, &[0, 0]);
+        let (protocol, offset) = if run.udp { (UDP, 6) } else { (TCP, 16) };
+        put(head, ip + offset, &[0, 0]);
         let addresses = if run.ipv6 { 8..40 } else { 12..20 };
-        let pseudo = checksum::pseudo(head.get(addresses).unwrap_or_default(), TCP, part);
+        let pseudo = checksum::pseudo(head.get(addresses).unwrap_or_default(), protocol, part);
         let field = !checksum::sum(head.get(ip..).unwrap_or_default(), pseudo);
-        put(head, ip + 16, &field.to_be_bytes());
+        put(head, ip + offset, &checksum::wire_form(field, offset).to_be_bytes());
     }
 }
 
@@ -260,24 +289,46 @@ fn range(span: &Span) -> Range<usize> {
     span.at as usize..span.at as usize + usize::from(span.len)
 }
 
-/// TCP whose header cannot be read at the usual place: fragments, IP options, IPv6 extension headers.
-fn is_odd_tcp(packet: &[u8]) -> bool {
+/// TCP, or UDP where that is joined, whose header cannot be read at the usual place: fragments, IP options, IPv6 extension
+/// headers.
+fn is_odd(packet: &[u8], udp: bool) -> bool {
     match packet.first().map(|b| b >> 4) {
-        Some(4) => packet.get(9) == Some(&TCP),
-        Some(6) => !matches!(packet.get(6), Some(17 | 58 | 59)),
+        Some(4) => packet.get(9).is_some_and(|&protocol| protocol == TCP || (udp && protocol == UDP)),
+        Some(6) => !packet.get(6).is_some_and(|&next| matches!(next, 58 | 59) || (!udp && next == UDP)),
         _ => false,
     }
 }
 
 impl Segment {
-    /// A plain TCP packet, and whether it may join others at all.
-    fn parse(packet: &[u8]) -> Option<(Self, bool)> {
-        let (ipv6, ip) = match packet.first()? {
+    /// A plain TCP packet, or with `udp` a plain UDP one, and whether it may join others at all.
+    fn parse(packet: &[u8], udp: bool) -> Option<(Self, bool)> {
+        let (ipv6, ip, protocol) = match packet.first()? {
             // No options, no fragment.
-            0x45 if *packet.get(9)? == TCP && u16_at(packet, 6) & 0x3fff == 0 => (false, 20),
-            b if b >> 4 == 6 && *packet.get(6)? == TCP => (true, 40),
+            0x45 if u16_at(packet, 6) & 0x3fff == 0 => (false, 20, *packet.get(9)?),
+            b if b >> 4 == 6 => (true, 40, *packet.get(6)?),
             _ => return None,
         };
+        match protocol {
+            TCP => Self::tcp(packet, ipv6, ip),
+            UDP if udp => Self::datagram(packet, ipv6, ip),
+            _ => None,
+        }
+    }
+
+    fn datagram(packet: &[u8], ipv6: bool, ip: usize) -> Option<(Self, bool)> {
+        let part = packet.get(ip..)?;
+        let payload = part.len().checked_sub(UDP_HEADER)?;
+        let addresses = packet.get(if ipv6 { 8..40 } else { 12..20 })?;
+        // Without a checksum nothing could be verified, and the kernel would make one.
+        //@ C-IN-8
+        let mergeable = payload > 0
+            && usize::from(u16_at(part, 4)) == part.len()
+            && u16_at(part, 6) != 0
+            && checksum::valid(part, checksum::pseudo(addresses, UDP, u16_at(part, 4)));
+        Some((Self { udp: true, ipv6, ip, headers: ip + UDP_HEADER, payload, seq: 0, flags: 0 }, mergeable))
+    }
+
+    fn tcp(packet: &[u8], ipv6: bool, ip: usize) -> Option<(Self, bool)> {
         let part = packet.get(ip..)?;
         let tcp = usize::from(part.get(12)? >> 4) * 4;
         if tcp < 20 || part.len() < tcp {
@@ -285,7 +336,8 @@ impl Segment {
         }
         let (headers, payload) = (ip + tcp, part.len() - tcp);
         let flags = *part.get(13)?;
-        let segment = Self { ipv6, ip, headers, payload, seq: u32::from_be_bytes(array_at(part, 4)), flags };
+        let seq = u32::from_be_bytes(array_at(part, 4));
+        let segment = Self { udp: false, ipv6, ip, headers, payload, seq, flags };
         let addresses = packet.get(if ipv6 { 8..40 } else { 12..20 })?;
         // Pure ACKs, SYN, FIN, RST, URG, ECE and CWR stay alone.
         //@ C-IN-8
@@ -309,7 +361,7 @@ fn continues(last: &[u8], packet: &[u8], s: &Segment) -> bool {
         same(0..2) && same(6..10) && (id || packet.get(6).is_some_and(|b| b & DF != 0))
     };
     // Acknowledgement and all options.
-    ip && same(s.ip + 8..s.ip + 12) && same(s.ip + 20..s.headers)
+    ip && (s.udp || (same(s.ip + 8..s.ip + 12) && same(s.ip + 20..s.headers)))
 }
 
 #[cfg(test)]

@@ -221,3 +221,95 @@ fn a_refused_run_can_be_written_singly_unchanged() {
         assert_eq!(single, packets);
     }
 }
+
+/// A UDP packet of the flow of `port`; `sum` false: without a checksum.
+fn datagram(ipv6: bool, port: u8, id: u16, len: usize, sum: bool) -> Vec<u8> {
+    let ip = if ipv6 { 40 } else { 20 };
+    let mut b = packet(&P { ipv6, id, len: 0, ..P0 })[..ip].to_vec();
+    let part = (8 + len) as u16;
+    if ipv6 {
+        b[6] = UDP;
+        b[4..6].copy_from_slice(&part.to_be_bytes());
+    } else {
+        b[9] = UDP;
+        b[2..4].copy_from_slice(&(20 + part).to_be_bytes());
+        b[10..12].fill(0);
+        let header = checksum::header(&b);
+        b[10..12].copy_from_slice(&header.to_be_bytes());
+    }
+    b.extend([port, 0, 0, 53]);
+    b.extend(part.to_be_bytes());
+    b.extend([0, 0]);
+    b.extend((0..len).map(|i| (i as u16 * 7 + id) as u8));
+    if sum {
+        let pseudo = checksum::pseudo(if ipv6 { &b[8..40] } else { &b[12..20] }, UDP, part);
+        let field = checksum::wire_form(!checksum::sum(&b[ip..], pseudo), 6);
+        b[ip + 6..ip + 8].copy_from_slice(&field.to_be_bytes());
+    }
+    b
+}
+
+/// Each planned write, with UDP joined.
+fn writes_with_udp(packets: &[Vec<u8>]) -> Vec<(VnetHdr, Vec<u8>)> {
+    let (mut bytes, spans) = slab(packets);
+    let mut c = Coalescer::new(spans.len());
+    c.set_udp(true);
+    (0..c.plan(&bytes, &spans))
+        .map(|i| {
+            let w = c.write(i, &mut bytes, &spans).expect("a planned write");
+            (w.hdr, c.parts(&w, &spans).flat_map(|r| bytes[r].to_vec()).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn datagrams_of_a_flow_and_size_are_joined_when_asked_for_and_cut_again_they_are_the_same() {
+    for ipv6 in [false, true] {
+        let mut packets: Vec<_> = (0..9).map(|i| datagram(ipv6, 1, 5 + i, 100, true)).collect();
+        packets.push(datagram(ipv6, 1, 14, 60, true));
+        assert_eq!(writes(&packets).len(), 10, "not without being asked");
+        let w = writes_with_udp(&packets);
+        assert_eq!(w.len(), 1);
+        assert_eq!((w[0].0.gso_type, w[0].0.gso_size, w[0].0.csum_offset), (VnetHdr::GSO_UDP_L4, 100, 6));
+        assert_eq!(cut(w[0].0, &w[0].1), packets);
+        // And a refused one comes apart into what came.
+        let (mut b, spans) = slab(&packets);
+        let mut c = Coalescer::new(spans.len());
+        c.set_udp(true);
+        assert_eq!(c.plan(&b, &spans), 1);
+        let w = c.write(0, &mut b, &spans).expect("the run");
+        c.split_up(&w, &mut b, &spans);
+        let single: Vec<Vec<u8>> = c.members(0).map(|i| b[range(&spans[i])].to_vec()).collect();
+        assert_eq!(single, packets);
+    }
+}
+
+#[test]
+fn datagrams_that_differ_stay_alone_and_none_of_their_flow_overtakes_them() {
+    let plain = |id, len| datagram(false, 1, id, len, true);
+    let mut corrupt = plain(6, 100);
+    corrupt[60] ^= 1;
+    let mut wrong_length = plain(6, 100);
+    wrong_length[25] -= 1;
+    let mut fragment = plain(6, 100);
+    fragment[6] = 0x20;
+    let cases = [
+        ("a longer one", plain(6, 101), vec![1, 2]),
+        ("no checksum", datagram(false, 1, 6, 100, false), vec![1, 1, 1]),
+        ("corrupt", corrupt, vec![1, 1, 1]),
+        ("a length that is not its own", wrong_length, vec![1, 1, 1]),
+        ("a fragment", fragment, vec![1, 1, 1]),
+        ("empty", plain(6, 0), vec![1, 1, 1]),
+        ("shorter: it ends the run", plain(6, 50), vec![2, 1]),
+        ("another flow", datagram(false, 2, 6, 100, true), vec![2, 1]),
+        ("TCP from the same port", packet(&P { id: 6, ..P0 }), vec![2, 1]),
+    ];
+    for (name, odd, expected) in cases {
+        let last = plain(7, if name == "a longer one" { 101 } else { 100 });
+        let packets = [plain(5, 100), odd, last];
+        let w = writes_with_udp(&packets);
+        let counts: Vec<_> =
+            w.iter().map(|(hdr, b)| if hdr.gso_size == 0 { 1 } else { cut(*hdr, b).len() }).collect();
+        assert_eq!(counts, expected, "{name}");
+    }
+}

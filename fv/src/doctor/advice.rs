@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     /// What went well, and cookies: those are the answer that `under_load` and `queue_full` are about.
-    const WORK: [&str; 9] = [
+    const WORK: [&str; 10] = [
         "udp_received",
         "udp_sent",
         "udp_reads",
@@ -210,6 +210,7 @@ mod tests {
         "tun_written",
         "tun_merged_writes",
         "tun_merged_packets",
+        "tun_unreachable",
         "cookie_sent",
     ];
 

@@ -15,13 +15,15 @@ use forestvpn_quantum::io::{Offloads, SocketBuffers};
 
 pub(crate) use equipment::small_buffers;
 
-/// What FV_NO_OFFLOAD leaves on.
+/// What FV_NO_OFFLOAD leaves on, and FV_OFFLOAD puts on top.
 ///
 /// # Errors
 /// A word in it is not known.
 pub(crate) fn switched() -> Result<Offloads, String> {
     let list = std::env::var("FV_NO_OFFLOAD").unwrap_or_default();
-    Offloads::default().without(&list).map_err(|e| format!("FV_NO_OFFLOAD: {e}"))
+    let more = std::env::var("FV_OFFLOAD").unwrap_or_default();
+    let wanted = Offloads::default().with(&more).map_err(|e| format!("FV_OFFLOAD: {e}"))?;
+    wanted.without(&list).map_err(|e| format!("FV_NO_OFFLOAD: {e}"))
 }
 
 /// Looks at this machine, or asks the `fv` behind the control socket of `ifname` in `directory`.

@@ -22,6 +22,7 @@ pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, por
     line("tun_tso", &status.tun.tso);
     line("tun_uso", &status.tun.uso);
     line("tun_joining", &status.merging);
+    line("tun_joining_udp", &status.merging_udp);
     if let Some(udp) = &status.udp {
         line("udp_ipv4", &udp.ipv4);
         line("udp_ipv6", &udp.ipv6);
@@ -41,7 +42,7 @@ pub(crate) fn text(status: &Status, counters: &Counters, offloads: Offloads, por
 
 /// The words of FV_NO_OFFLOAD.
 pub(super) fn switched_off(offloads: Offloads) -> String {
-    let Offloads { tun, tun_gro, udp_gso, udp_gro, cipher } = offloads;
+    let Offloads { tun, tun_gro, tun_udp_gro: _, udp_gso, udp_gro, cipher } = offloads;
     let all =
         [(tun, "tun"), (tun_gro, "tun-gro"), (udp_gso, "udp-gso"), (udp_gro, "udp-gro"), (cipher, "cipher")];
     let off: Vec<_> = all.into_iter().filter(|(on, _)| !on).map(|(_, name)| name).collect();
@@ -74,6 +75,7 @@ pub(super) struct Report {
     pub(super) threads: String,
     pub(super) tun: TunCaps,
     pub(super) joining: bool,
+    pub(super) joining_udp: bool,
     pub(super) udp: Option<UdpStatus>,
     /// In the order they came.
     pub(super) counters: Vec<(String, u64)>,
@@ -100,6 +102,7 @@ impl Report {
             threads: text("threads").unwrap_or("?").to_owned(),
             tun: TunCaps { vnet: yes("tun_header"), tso: yes("tun_tso"), uso: yes("tun_uso") },
             joining: yes("tun_joining"),
+            joining_udp: yes("tun_joining_udp"),
             udp: text("udp_ipv4").map(|_| UdpStatus {
                 ipv4: yes("udp_ipv4"),
                 ipv6: yes("udp_ipv6"),
@@ -138,7 +141,15 @@ mod tests {
             gro: true,
         };
         let tun = TunCaps { vnet: true, tso: true, uso: false };
-        let status = Status { up: true, threads: 1, tun, merging: true, udp: Some(udp), cipher: "ring" };
+        let status = Status {
+            up: true,
+            threads: 1,
+            tun,
+            merging: true,
+            merging_udp: false,
+            udp: Some(udp),
+            cipher: "ring",
+        };
         let offloads = Offloads { udp_gro: false, tun_gro: false, ..Offloads::default() };
         let answer = text(&status, &Counters::default(), offloads, 0) + "errno=0\n\n";
         let report = Report::parse(&answer).expect("an answer");

@@ -61,8 +61,11 @@ fn explain(ifname: &str, report: Report, device: &DeviceSnapshot, kernel: Kernel
     } else {
         Joining::Untried("it is off")
     };
+    let joined_datagrams =
+        if report.joining_udp { Some("UDP datagrams of one flow are written as one") } else { None };
     let Report { offloads, tun, udp, .. } = report;
     in_use.extend(Equipment { kernel, offloads, tun: Some(tun), joining, udp }.findings());
+    in_use.extend(joined_datagrams.map(|text| Finding::new("joined datagrams", State::Ok, text)));
     Running {
         interface: ifname.to_owned(),
         wrong: advice::wrong(&report).into_iter().chain(forwarding(&report)).collect(),

@@ -116,6 +116,7 @@ fn help(counter: &str) -> &'static str {
         "udp_lost_unread" => "Datagrams that the kernel dropped because the receive buffer was full.",
         "tun_read" => "Packets and super-packets read from the interface.",
         "tun_written" => "Packets written to the interface.",
+        "tun_unreachable" => "Senders told by ICMP that there is no peer or endpoint for their packet.",
         "tun_merged_writes" => {
             "Writes of several joined packets; against tun_merged_packets: packets a write."
         }

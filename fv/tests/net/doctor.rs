@@ -35,13 +35,7 @@ fn pair_with(environment: &[(&str, &str)]) -> Pair {
     let mut command = pair.left.host.command(&fv());
     command.args(["-f", &name]).envs(environment.iter().copied());
     pair.left.node = Node::start_with(Program::Fv, command, &name);
-    let (l, r) = (&pair.left, &pair.right);
-    l.node.wg(&format!("set listen-port 51821 private-key <(echo {})", l.keys.private));
-    r.node.wg(&format!("set listen-port 51822 private-key <(echo {})", r.keys.private));
-    pair.introduce(l, "10.66.0.2:51822");
-    pair.introduce(r, "10.66.0.1:51821");
-    l.link_up(LEFT4, LEFT6, 1420);
-    r.link_up(RIGHT4, RIGHT6, 1420);
+    pair.configure();
     pair
 }
 

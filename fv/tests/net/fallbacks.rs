@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::host::{Host, ready, try_sh};
+use crate::host::{Host, ready, try_sh, unique};
 use crate::node::{Node, Program, within};
 use crate::pair::{LEFT4, Pair, RIGHT4};
 use crate::transfer::{alone, tcp};
@@ -165,26 +165,34 @@ fn trains_that_the_kernel_refuses_to_cut_are_sent_again_without_a_loss() {
     }
 }
 
-/// Runs UDP from left to right; packets lost, packets out of order, and all.
+/// Runs UDP from left to right; packets lost on the way, packets out of order, and all. What the reading program was too
+/// slow for, its socket's buffer, is not on the way.
 #[track_caller]
 fn udp(pair: &Pair, options: &str) -> (u64, u64, u64) {
+    let unread = || {
+        let said = pair.right.host.run("nstat -asz UdpRcvbufErrors Udp6RcvbufErrors");
+        said.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+    };
     let mut server = pair.right.host.command("iperf3");
     let mut server =
         server.args(["-s", "-1", "-B", RIGHT4]).stdout(Stdio::null()).spawn().expect("iperf3 runs");
     let listens = || pair.right.host.run("ss -Hltn sport = :5201").contains("5201");
     assert!(within(Duration::from_secs(10), listens), "iperf3 does not listen");
+    let before = unread();
     let said = pair.left.host.run(&format!("iperf3 -u -c {RIGHT4} -J {options}"));
     server.wait().expect("iperf3 ends");
+    let unread = unread() - before;
     let said: Value = serde_json::from_str(&said).expect("JSON");
     let streams = said["end"]["streams"].as_array().expect("streams").iter().map(|stream| &stream["udp"]);
     let number = |value: &Value| value.as_u64().expect("a number");
-    streams.fold((0, 0, 0), |(lost, disorder, packets), udp| {
+    let (lost, disorder, packets) = streams.fold((0, 0, 0), |(lost, disorder, packets), udp| {
         (
             lost + number(&udp["lost_packets"]),
             disorder + number(&udp["out_of_order"]),
             packets + number(&udp["packets"]),
         )
-    })
+    });
+    (lost.saturating_sub(unread), disorder, packets)
 }
 
 /// What the kernel refuses outright is lost, as on a network; then each loss is in a counter, and nothing is out of order.
@@ -283,6 +291,45 @@ fn a_path_that_narrows_or_goes_away_under_load_costs_time_and_nothing_else() {
     });
     left.host.ping(RIGHT4, 3);
     assert_eq!(count(&right.node, "bad_tag") + count(&left.node, "bad_tag"), 0);
+}
+
+/// Opt-in: UDP datagrams of a flow joined for the interface. The reading program sees each by itself, in order; and when
+/// the kernel refuses, the same datagrams go singly.
+#[test]
+#[ignore = "needs root: task test:net"]
+fn joined_datagrams_arrive_each_by_itself_and_in_order() {
+    if !ready(&["iperf3", "ss", "strace"]) {
+        return;
+    }
+    let _load = alone();
+    for refused in [false, true] {
+        let mut pair = Pair::unconfigured(Program::Fv, Program::Fv);
+        let name = format!("t{}", unique().replace('-', "n"));
+        let mut command = pair.right.host.command(Program::Fv.path().to_str().expect("a plain path"));
+        command.args(["-f", &name]).env("FV_OFFLOAD", "tun-udp-gro").env("LOG_LEVEL", "info");
+        pair.right.node = Node::start_with(Program::Fv, command, &name);
+        pair.configure();
+        pair.ping_all(1);
+        let refusing = "-P /dev/net/tun -e trace=writev -e inject=writev:error=EINVAL:when=1+7";
+        let tampered = refused.then(|| Tampered::with(&pair.right.node, refusing));
+        // A traced program is slow, and so is whoever reads beside it.
+        let rate = if refused { "-b 20M" } else { "-b 200M" };
+        let (got_lost, disorder, packets) = udp(&pair, &format!("{rate} -P 2 -l 1200 -t 2"));
+        drop(tampered);
+        let all = counters(&pair.right.node);
+        let counted = lost(&pair.left.node) + lost(&pair.right.node);
+        assert!(packets > 5000 && disorder == 0, "{packets} packets, {disorder} in disorder");
+        assert!(
+            got_lost <= counted + all["udp_lost_unread"].as_u64().unwrap_or(0),
+            "{got_lost} lost, {counted} counted"
+        );
+        if refused {
+            assert!(all["tun_merge_fallbacks"].as_u64() >= Some(1), "{all}");
+            assert!(pair.right.node.log().contains("joined writes"), "{}", pair.right.node.log());
+        } else {
+            assert!(all["tun_merged_packets"].as_u64() >= Some(100), "{all}");
+        }
+    }
 }
 
 /// Small segments make the largest super-packets: hundreds of segments in one.

@@ -47,15 +47,26 @@ impl Pair {
     #[track_caller]
     pub(crate) fn over(left: Program, right: Program, outer: Outer) -> Self {
         let pair = Self::unconfigured(left, right);
-        let (l, r) = (&pair.left, &pair.right);
+        pair.configure_over(outer);
+        pair
+    }
+
+    /// What `new` does once both ends are started.
+    #[track_caller]
+    pub(crate) fn configure(&self) {
+        self.configure_over(Outer::V4);
+    }
+
+    #[track_caller]
+    fn configure_over(&self, outer: Outer) {
+        let (l, r) = (&self.left, &self.right);
         l.node.wg(&format!("set listen-port 51821 private-key <(echo {})", l.keys.private));
         r.node.wg(&format!("set listen-port 51822 private-key <(echo {})", r.keys.private));
-        pair.introduce(&pair.left, pair.endpoint_of_right(outer));
-        pair.introduce(&pair.right, pair.endpoint_of_left(outer));
+        self.introduce(l, self.endpoint_of_right(outer));
+        self.introduce(r, self.endpoint_of_left(outer));
         for (end, v4, v6) in [(l, LEFT4, LEFT6), (r, RIGHT4, RIGHT6)] {
             end.link_up(v4, v6, 1420);
         }
-        pair
     }
 
     /// Both ends started and the cable laid, nothing configured and no link up.
