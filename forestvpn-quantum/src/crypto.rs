@@ -200,6 +200,8 @@ impl TrainKey {
             }
             _ => &*jobs,
         };
+        #[cfg(not(target_arch = "x86_64"))]
+        let jobs = &*jobs;
         for Job { at, len, counter } in jobs {
             if let Some(buf) = bytes.get_mut(*at..at.saturating_add(len + TAG)) {
                 self.seal(*counter, buf);
@@ -210,14 +212,16 @@ impl TrainKey {
     /// Verifies and decrypts each job in place. Gives one bit a job, set for those that are right; the text of the
     /// others is worthless.
     pub(crate) fn open_all(&self, bytes: &mut [u8], jobs: &[Job]) -> u64 {
-        let (mut good, mut first) = (0, 0);
         #[cfg(target_arch = "x86_64")]
-        if let Some(lanes) = &self.lanes
-            && jobs.len() >= crate::lanes::FEWEST
-        {
-            first = crate::lanes::worth(jobs);
-            good = lanes.open(bytes, jobs.get(..first).unwrap_or_default());
-        }
+        let (mut good, first) = match &self.lanes {
+            Some(lanes) if jobs.len() >= crate::lanes::FEWEST => {
+                let first = crate::lanes::worth(jobs);
+                (lanes.open(bytes, jobs.get(..first).unwrap_or_default()), first)
+            }
+            _ => (0, 0),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let (mut good, first) = (0, 0);
         for (i, Job { at, len, counter }) in jobs.iter().enumerate().skip(first) {
             if let Some(buf) = bytes.get_mut(*at..at + len + TAG) {
                 good |= u64::from(self.open(*counter, buf).is_some()) << i;

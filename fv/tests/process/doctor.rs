@@ -92,7 +92,10 @@ fn what_is_switched_off_is_shown_as_switched_off_and_a_wrong_word_is_refused() {
         assert_eq!(find(findings, what)["state"], state, "{what}");
     }
     let output = run("tso");
-    assert!(output.status.code() == Some(1) && text(&output.stderr).contains("known are"), "{output:?}");
+    assert!(
+        output.status.code() == Some(1) && text(&output.stderr).contains("is no offload; known: tun, "),
+        "{output:?}"
+    );
 }
 
 #[test]
