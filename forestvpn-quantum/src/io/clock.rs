@@ -101,7 +101,7 @@ impl BootTimer {
             it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
             it_value: libc::timespec {
                 tv_sec: libc::time_t::try_from(after.as_secs()).unwrap_or(libc::time_t::MAX),
-                tv_nsec: after.subsec_nanos().into(),
+                tv_nsec: after.subsec_nanos() as libc::c_long,
             },
         };
         // SAFETY: the descriptor is open, `spec` is a valid itimerspec, and the old value is not asked for.
