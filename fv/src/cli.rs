@@ -161,6 +161,12 @@ pub(crate) enum Command {
     Pubkey,
     /// Print a new preshared key, a secret that two peers share beside their key pairs
     Genpsk,
+    /// Write manual pages and shell completions into a folder, for packages
+    #[command(hide = true)]
+    Manual {
+        /// The folder
+        folder: PathBuf,
+    },
 }
 
 /// What a tunnel may do besides carrying packets by one thread; all of it is off unless asked for.

@@ -15,6 +15,7 @@ mod ifname;
 mod key;
 mod link;
 mod logger;
+mod manual;
 mod metrics;
 mod namespace;
 mod netlink;
@@ -59,6 +60,7 @@ fn run(cli: &Cli) -> Result<(), String> {
         }
         Some(Command::Genkey) => key::genkey().map_err(|e| e.to_string()),
         Some(Command::Pubkey) => key::pubkey(io::stdin(), &mut io::stdout()).map_err(|e| e.to_string()),
+        Some(Command::Manual { folder }) => manual::write(folder),
         Some(Command::Genpsk) => key::genpsk().map_err(|e| e.to_string()),
         Some(Command::Up { file, for_demo, extras, route_from }) => {
             let route_from = cli::route_from(route_from.as_ref())?;

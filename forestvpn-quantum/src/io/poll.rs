@@ -56,7 +56,12 @@ pub struct Poller {
     timer: BootTimer,
     /// When the timer goes off, if it is armed.
     armed: Option<Instant>,
+    /// Waits in a row that ended with an error.
+    failures: u32,
 }
+
+/// So many errors in a row end a thread. One may be anything, such as a debugger that lets go of it.
+const MOST_FAILURES: u32 = 100;
 
 impl Poller {
     /// An empty waiting place.
@@ -69,7 +74,7 @@ impl Poller {
         let timer = BootTimer::new()?;
         let fd = timer.as_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&fd), TIMER, Interest::READABLE)?;
-        Ok(Self { poll, events: Events::with_capacity(8), waker, timer, armed: None })
+        Ok(Self { poll, events: Events::with_capacity(8), waker, timer, armed: None, failures: 0 })
     }
 
     /// Wakes the thread that parks here, from any thread; also the next time it parks.
@@ -109,17 +114,30 @@ impl Poller {
     /// packet, and a needless wake-up is cheaper than a system call each time.
     ///
     /// # Errors
-    /// None known; a signal only ends the wait.
+    /// The kernel refused to wait a hundred times in a row; a signal only ends the wait.
     pub fn park(&mut self, now: Instant, deadline: Option<Instant>) -> io::Result<Ready> {
+        let mut limit = None;
         if let Some(deadline) = deadline
             && self.armed.is_none_or(|armed| deadline < armed)
         {
-            self.timer.arm(deadline.since(now))?;
-            self.armed = Some(deadline);
+            match self.timer.arm(deadline.since(now)) {
+                Ok(()) => self.armed = Some(deadline),
+                // Then without the timer, which matters for those who sleep in between.
+                Err(_) => limit = Some(deadline.since(now)),
+            }
         }
-        match self.poll.poll(&mut self.events, None) {
-            Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
-            _ => {}
+        match self.poll.poll(&mut self.events, limit) {
+            Err(e) if e.kind() != io::ErrorKind::Interrupted => {
+                self.failures += 1;
+                if self.failures >= MOST_FAILURES {
+                    return Err(e);
+                }
+                return Ok(Ready::ALL);
+            }
+            _ => self.failures = 0,
+        }
+        if limit.is_some() {
+            return Ok(Ready::ALL);
         }
         let mut ready = Ready::default();
         for event in &self.events {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::host::{Host, ready, try_sh, unique};
 use crate::node::{Node, Program, within};
 use crate::pair::{LEFT4, Pair, RIGHT4};
-use crate::transfer::{alone, tcp};
+use crate::transfer::{tcp, turn};
 
 /// A running strace that has the kernel's answers changed.
 struct Tampered(Child);
@@ -79,7 +79,6 @@ fn no_answer_of_the_kernel_to_a_system_call_ends_or_corrupts_anything() {
     if !ready(&["strace"]) {
         return;
     }
-    let _load = alone();
     let sends = [
         "EIO",
         "EINVAL",
@@ -118,17 +117,28 @@ fn no_answer_of_the_kernel_to_a_system_call_ends_or_corrupts_anything() {
         cases
             .push((format!("{tun} -e trace=read,readv -e inject=read,readv:error={error}:when=3+11"), error));
     }
-    cases.push((
-        "-e trace=epoll_wait,epoll_pwait -e inject=epoll_wait,epoll_pwait:error=EINTR:when=2+3".into(),
-        "EINTR",
-    ));
+    for error in ["EINTR", "ENOSYS", "ENOMEM"] {
+        cases.push((
+            format!(
+                "-e trace=epoll_wait,epoll_pwait -e inject=epoll_wait,epoll_pwait:error={error}:when=2+3"
+            ),
+            error,
+        ));
+    }
+    for error in ["ENOSYS", "EINVAL"] {
+        cases.push((
+            format!("-e trace=timerfd_settime -e inject=timerfd_settime:error={error}:when=1+2"),
+            error,
+        ));
+    }
     let pair = connected();
     let (left, right) = (&pair.left, &pair.right);
     for (options, _) in &cases {
         {
+            let _load = turn();
             let _at_left = Tampered::with(&left.node, options);
-            tcp(&left.host, &right.host, RIGHT4, 2 << 20);
-            tcp(&right.host, &left.host, LEFT4, 2 << 20);
+            tcp(&left.host, &right.host, RIGHT4, 1 << 20);
+            tcp(&right.host, &left.host, LEFT4, 1 << 20);
         }
         let fine = within(Duration::from_secs(3), || left.host.pings(RIGHT4, 1) == 1);
         assert!(fine, "after {options}");
@@ -143,35 +153,42 @@ fn trains_that_the_kernel_refuses_to_cut_are_sent_again_without_a_loss() {
     if !ready(&["strace", "iperf3", "ss"]) {
         return;
     }
-    let _load = alone();
-    for error in ["EIO", "EINVAL", "EMSGSIZE"] {
-        for when in ["1", "2+3", "5+2"] {
+    for (error, whens) in [("EIO", &["1", "2+3"][..]), ("EINVAL", &["1", "5+2"]), ("EMSGSIZE", &["1"])] {
+        for &when in whens {
+            let _load = turn();
             let pair = connected();
             let tampered = Tampered::with(
                 &pair.left.node,
                 &format!("-e trace=sendmmsg -e inject=sendmmsg:error={error}:when={when}"),
             );
-            let said = udp(&pair, "-b 60M -P 4 -l 1300 -t 2");
+            let said = udp(&pair, "-b 15M -P 4 -l 1300 -t 1.5");
             drop(tampered);
             let (got_lost, disorder, packets) = said;
             let counted = lost(&pair.left.node) + lost(&pair.right.node);
-            assert!(packets > 5000, "{packets}");
+            assert!(packets > 2000, "{packets}");
             assert_eq!(disorder, 0, "{error} {when}");
             // Refused again as a single datagram, it is lost; the control connection of iperf3 goes the same way.
-            let all = if when == "1" { 0..=0 } else { got_lost..=got_lost + 5 };
+            let all = got_lost..=got_lost + 5;
             assert!(all.contains(&counted), "{error} {when}: {got_lost} lost, {counted} counted");
-            assert!(when != "1" || got_lost == 0, "{error}: {got_lost} lost");
+            assert!(when != "1" || got_lost <= 1, "{error}: {got_lost} lost");
         }
     }
 }
 
-/// Runs UDP from left to right; packets lost on the way, packets out of order, and all. What the reading program was too
-/// slow for, its socket's buffer, is not on the way.
+/// Runs UDP from left to right; packets lost by the two ends, packets out of order, and all. What the kernel dropped before or
+/// behind them, and counted, as somebody was too slow to read, is not theirs.
 #[track_caller]
 fn udp(pair: &Pair, options: &str) -> (u64, u64, u64) {
     let unread = || {
         let said = pair.right.host.run("nstat -asz UdpRcvbufErrors Udp6RcvbufErrors");
-        said.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+        let reader: u64 =
+            said.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum();
+        // What waited for the left end beyond the queue of its interface, and for the right one beyond its socket's buffer.
+        let link: Value =
+            serde_json::from_str(&pair.left.host.ip(&format!("-s -j link show {}", pair.left.node.name)))
+                .expect("JSON");
+        let queue = link[0]["stats64"]["tx"]["dropped"].as_u64().expect("a number");
+        reader + queue + count(&pair.right.node, "udp_lost_unread")
     };
     let mut server = pair.right.host.command("iperf3");
     let mut server =
@@ -203,23 +220,23 @@ fn each_datagram_that_the_kernel_refuses_is_counted() {
     if !ready(&["strace", "iperf3", "ss"]) {
         return;
     }
-    let _load = alone();
     for (call, error) in [
         ("sendmsg,sendmmsg", "EPERM"),
         ("sendmsg,sendmmsg", "ENETUNREACH"),
         ("sendmsg,sendmmsg", "EAGAIN"),
         ("sendmsg,sendmmsg", "ENOBUFS"),
     ] {
+        let _load = turn();
         let pair = connected();
         let (before_l, before_r) = (lost(&pair.left.node), lost(&pair.right.node));
         let tampered = Tampered::with(
             &pair.left.node,
-            &format!("-e trace={call} -e inject={call}:error={error}:when=200+50"),
+            &format!("-e trace={call} -e inject={call}:error={error}:when=100+30"),
         );
-        let (got_lost, disorder, packets) = udp(&pair, "-b 30M -P 4 -l 600 -t 2");
+        let (got_lost, disorder, packets) = udp(&pair, "-b 4M -P 4 -l 600 -t 1.5");
         drop(tampered);
         let (left, right) = (lost(&pair.left.node) - before_l, lost(&pair.right.node) - before_r);
-        assert!(packets > 5000, "{packets}");
+        assert!(packets > 2000, "{packets}");
         assert_eq!(disorder, 0, "{error}");
         // The control connection of iperf3 goes the same way: a few of the counted losses are its.
         assert!(
@@ -237,10 +254,10 @@ fn every_mtu_from_68_to_65000_carries_what_fits_and_nothing_breaks() {
     if !ready(&[]) {
         return;
     }
-    let _load = alone();
     let pair = connected();
     let (left, right) = (&pair.left, &pair.right);
     for mtu in [65_000_u32, 9000, 1500, 1421, 1420, 1419, 1280, 576, 129, 68] {
+        let _load = turn();
         for end in [left, right] {
             end.host.ip(&format!("link set {} mtu {mtu}", end.node.name));
         }
@@ -262,7 +279,6 @@ fn a_path_that_narrows_or_goes_away_under_load_costs_time_and_nothing_else() {
     if !ready(&[]) {
         return;
     }
-    let _load = alone();
     let pair = connected();
     let (left, right) = (&pair.left, &pair.right);
     std::thread::scope(|scope| {
@@ -285,6 +301,7 @@ fn a_path_that_narrows_or_goes_away_under_load_costs_time_and_nothing_else() {
             }
         });
         while !changes.is_finished() {
+            let _load = turn();
             tcp(&left.host, &right.host, RIGHT4, 16 << 20);
             tcp(&right.host, &left.host, LEFT4, 16 << 20);
         }
@@ -301,8 +318,8 @@ fn joined_datagrams_arrive_each_by_itself_and_in_order() {
     if !ready(&["iperf3", "ss", "strace"]) {
         return;
     }
-    let _load = alone();
     for refused in [false, true] {
+        let _load = turn();
         let mut pair = Pair::unconfigured(Program::Fv, Program::Fv);
         let name = format!("t{}", unique().replace('-', "n"));
         let mut command = pair.right.host.command(Program::Fv.path().to_str().expect("a plain path"));
@@ -313,12 +330,12 @@ fn joined_datagrams_arrive_each_by_itself_and_in_order() {
         let refusing = "-P /dev/net/tun -e trace=writev -e inject=writev:error=EINVAL:when=1+7";
         let tampered = refused.then(|| Tampered::with(&pair.right.node, refusing));
         // A traced program is slow, and so is whoever reads beside it.
-        let rate = if refused { "-b 20M" } else { "-b 200M" };
-        let (got_lost, disorder, packets) = udp(&pair, &format!("{rate} -P 2 -l 1200 -t 2"));
+        let rate = if refused { "-b 10M" } else { "-b 100M" };
+        let (got_lost, disorder, packets) = udp(&pair, &format!("{rate} -P 2 -l 1200 -t 1.5"));
         drop(tampered);
         let all = counters(&pair.right.node);
         let counted = lost(&pair.left.node) + lost(&pair.right.node);
-        assert!(packets > 5000 && disorder == 0, "{packets} packets, {disorder} in disorder");
+        assert!(packets > 2000 && disorder == 0, "{packets} packets, {disorder} in disorder");
         assert!(
             got_lost <= counted + all["udp_lost_unread"].as_u64().unwrap_or(0),
             "{got_lost} lost, {counted} counted"
@@ -339,10 +356,10 @@ fn super_packets_of_hundreds_of_small_segments_arrive_whole() {
     if !ready(&[]) {
         return;
     }
-    let _load = alone();
     let pair = connected();
     let (left, right) = (&pair.left, &pair.right);
     for mss in [536, 100, 88, 49] {
+        let _load = turn();
         for (end, to) in [(left, RIGHT4), (right, LEFT4)] {
             end.host.ip(&format!("route replace {to}/32 dev {} advmss {mss}", end.node.name));
         }

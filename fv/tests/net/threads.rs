@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::host::{ready, sh};
 use crate::node::{Keys, Program, within};
 use crate::pair::{LEFT4, Pair, RIGHT4, RIGHT6};
-use crate::transfer::{alone, tcp};
+use crate::transfer::{tcp, turn};
 
 /// How many threads: one, one for each direction, and several queues.
 const COUNTS: [u8; 3] = [1, 2, 4];
@@ -38,26 +38,26 @@ fn packets_of_a_flow_stay_in_order_and_arrive_whole_with_1_2_and_4_threads() {
     if !ready(&["iperf3", "ss"]) {
         return;
     }
-    let _load = alone();
     for threads in COUNTS {
+        let _load = turn();
         let pair = pair(threads);
         // Well below what would drop: then nothing is lost, so nothing may come again or in another order.
-        let udp = iperf(&pair, "-u -b 20M -P 8 -l 600 -t 3");
+        let udp = iperf(&pair, "-u -b 10M -P 8 -l 600 -t 1.5");
         for stream in udp["end"]["streams"].as_array().expect("streams") {
             let stream = &stream["udp"];
-            assert!(stream["packets"].as_u64().expect("packets") > 5000, "{stream}");
+            assert!(stream["packets"].as_u64().expect("packets") > 1000, "{stream}");
             assert_eq!(stream["out_of_order"], 0, "{threads} threads: {stream}");
         }
-        iperf(&pair, "-b 20M -P 8 -t 3");
+        iperf(&pair, "-b 20M -P 8 -t 1.5");
         // What the sending kernel saw of answers that were not in the order of what it sent.
         let seen =
             pair.left.host.run("nstat -asz TcpExtTCPSACKReorder TcpExtTCPTSReorder TcpExtTCPRenoReorder");
         let counts = seen.lines().filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
         assert_eq!(counts.collect::<Vec<_>>(), [0; 3], "{threads} threads: {seen}");
-        tcp(&pair.left.host, &pair.right.host, RIGHT4, 128 << 20);
+        tcp(&pair.left.host, &pair.right.host, RIGHT4, 64 << 20);
         tcp(&pair.right.host, &pair.left.host, LEFT4, 32 << 20);
         tcp(&pair.left.host, &pair.right.host, RIGHT6, 16 << 20);
-        let many = iperf(&pair, "-P 50 -t 2");
+        let many = iperf(&pair, "-P 50 -t 1");
         let bytes = many["end"]["sum_received"]["bytes"].as_u64().expect("bytes");
         assert!(bytes > 10 << 20, "50 flows brought {bytes} bytes");
         pair.ping_all(3);
@@ -112,8 +112,8 @@ fn a_removed_peer_gets_nothing_more_and_another_one_goes_on() {
     if !ready(&["iperf3", "ss"]) {
         return;
     }
-    let _load = alone();
     for threads in [2, 4] {
+        let _load = turn();
         let pair = pair(threads);
         let key = pair.right_key().to_owned();
         let listen = "timeout 20 iperf3 -s -1 >/dev/null 2>&1 & sleep 0.5; echo";
@@ -153,13 +153,13 @@ fn links_ports_and_keys_change_under_the_load_of_several_threads() {
     if !ready(&["iperf3", "ss"]) {
         return;
     }
-    let _load = alone();
     for threads in [2, 4] {
+        let _load = turn();
         let pair = pair(threads);
         let node = &pair.left.node;
         pair.right.host.run("timeout 60 iperf3 -s -1 >/dev/null 2>&1 & sleep 0.5; echo");
-        pair.left.host.run(&format!("timeout 40 iperf3 -c {RIGHT4} -P 4 -t 12 >/dev/null 2>&1 & echo"));
-        for round in 0..40 {
+        pair.left.host.run(&format!("timeout 40 iperf3 -c {RIGHT4} -P 4 -t 8 >/dev/null 2>&1 & echo"));
+        for round in 0..30 {
             node.wg(&format!("set listen-port {}", 51821 + round % 3));
             node.wg(&format!("set fwmark {}", round % 2));
             if round % 10 == 9 {

@@ -13,6 +13,12 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     LOAD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// As [`alone`], for one of several loads in a row: whoever waits comes in between, as sessions grow old by waiting.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    std::thread::sleep(Duration::from_millis(100));
+    alone()
+}
+
 /// A stream of bytes that is never the same at two places, so that a lost or moved piece shows.
 struct Pattern(u64);
 
