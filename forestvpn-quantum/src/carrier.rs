@@ -294,7 +294,12 @@ mod tests {
                 assert_eq!(b.take(), numbered(i), "round {round}");
             }
             // The worker sent the first ones, the carrier nearly all.
-            assert!(a.count("tun_read") == 2000 && a.count("udp_sent") >= 2001);
+            // (It counts at the end of a turn, when the last packet may have arrived already.)
+            let counted = || a.count("tun_read") == 2000 && a.count("udp_sent") >= 2001;
+            assert!((0..1000).any(|_| counted() || {
+                sleep(Duration::from_millis(1));
+                false
+            }));
             // 2000 packets of 36 bytes, padded to 48 and 32 around, and an initiation or two.
             let sent = a.handle.snapshot().unwrap().peers[0].tx_bytes;
             assert!((160_000..161_000).contains(&sent), "{sent}");
