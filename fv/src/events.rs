@@ -48,8 +48,7 @@ fn given_up(what: GivenUp) -> Option<(Level, String)> {
         GivenUp::Segmentation { errno } => (
             Level::Warn,
             format!(
-                "UDP_SEGMENT is given up ({}): the device on the way out has no checksum offload, or too many paths \
-                 refused it. Nothing is lost, sending takes more CPU. `ethtool -K DEVICE tx on` may help; it is tried \
+                "UDP_SEGMENT is given up ({}): the device on the way out has no checksum offload. Nothing is lost, sending takes more CPU. `ethtool -K DEVICE tx on` may help; it is tried \
                  again when the interface was down, or the port is another",
                 why(errno)
             ),

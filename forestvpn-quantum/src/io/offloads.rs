@@ -102,7 +102,10 @@ pub struct Kernel(pub u32, pub u32, pub u32);
 impl FromStr for Kernel {
     type Err = ();
     fn from_str(release: &str) -> Result<Self, ()> {
-        let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+        // "7.1-5-generic" has no third number.
+        let version =
+            release.trim().split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or_default();
+        let mut numbers = version.split('.').map(|n| n.parse().unwrap_or(0));
         let major = numbers.next().filter(|&n| n > 0).ok_or(())?;
         Ok(Self(major, numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)))
     }
@@ -148,7 +151,9 @@ mod tests {
         assert_eq!(of("7.1.4"), Ok((1, true)));
         assert_eq!(of("7.1.5"), Ok((64, true)));
         assert_eq!(of("4.17.19"), Ok((1, false)));
-        assert_eq!(of("nonsense"), Err(()));
+        assert_eq!(of("7.1-5-generic"), Ok((1, true)));
+        assert_eq!(of("6.1.0-13-amd64"), Ok((64, true)));
+        assert_eq!((of("nonsense"), of("")), (Err(()), Err(())));
     }
 
     #[test]

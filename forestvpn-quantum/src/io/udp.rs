@@ -27,7 +27,7 @@ const FULL_WAIT: Duration = Duration::from_millis(1);
 const JOINED_BATCH: usize = 8;
 /// Most bytes of one send: the payload limit of an IPv4 datagram.
 const MAX_SEND: usize = 65_507;
-/// Destinations remembered as not reachable by trains; with more of them trains are given up altogether.
+/// Destinations remembered as not reachable by trains.
 const MAX_UNCUT: usize = 64;
 /// Lost sources kept until they are polled.
 const MAX_LOST_SOURCES: usize = 64;
@@ -76,7 +76,7 @@ impl Batch {
     }
 }
 
-/// Open sockets, for others to send by: see [`Udp::borrow`].
+/// Open sockets, for other threads to send by.
 #[derive(Clone, Debug)]
 pub struct Sockets(Arc<Pair>);
 
@@ -125,11 +125,15 @@ impl Segmenting {
 
     /// The kernel refused a train to `to`.
     fn give_up(&mut self, errno: i32, to: SocketAddr) {
-        // EIO: the way out has no checksum offload, whoever it leads to. Else only this path is too narrow.
-        let told = if errno == libc::EIO || self.refused.len() >= MAX_UNCUT {
+        // EIO: the way out has no checksum offload, whoever it leads to. Else only this path is too narrow; of very many such
+        // paths the oldest is tried again.
+        let told = if errno == libc::EIO {
             let before = std::mem::replace(&mut self.most, 1);
             (before != 1).then_some(GivenUp::Segmentation { errno })
         } else if !self.refused.contains(&to) {
+            if self.refused.len() >= MAX_UNCUT {
+                self.refused.remove(0);
+            }
             self.refused.push(to);
             Some(GivenUp::SegmentationTowards { remote: to, errno })
         } else {
@@ -523,15 +527,16 @@ impl<'b> Sender<'_, 'b> {
                     self.counters.lost_full += self.lose(at, at + 1);
                     at += 1;
                 }
+                // A path too narrow is told from a local address that is gone by sending singly.
+                code @ (libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.is_whole(at) => {
+                    self.send_singly(socket, at, code);
+                    at += 1;
+                }
                 //@ C-OUT-7
                 libc::EINVAL | libc::ENETUNREACH | libc::EADDRNOTAVAIL | libc::EHOSTUNREACH
                     if self.endpoint(at) != without_source && self.drop_source(at) =>
                 {
                     without_source = self.endpoint(at);
-                }
-                code @ (libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.is_whole(at) => {
-                    self.send_singly(socket, at, code);
-                    at += 1;
                 }
                 // Both have been seen to pass: once more, before a datagram is given up.
                 libc::EIO | libc::EINVAL if retried != Some(at) => retried = Some(at),
@@ -573,8 +578,7 @@ impl<'b> Sender<'_, 'b> {
     /// message does.
     fn send_singly(&mut self, socket: BorrowedFd<'_>, at: usize, error: i32) {
         let Some((&train, piece)) = self.piece(at) else { return };
-        self.counters.gso_fallbacks += 1;
-        self.segmenting.give_up(error, train.envelope.to.remote);
+        let sources_lost = self.counters.source_lost;
         let Some(again) = self.again.take() else { return };
         let mut single = Sender {
             tx: &mut *again,
@@ -589,6 +593,11 @@ impl<'b> Sender<'_, 'b> {
         single.push_all(socket, piece, train.stride);
         single.flush(socket);
         self.again = Some(again);
+        // Trains are not at fault when the datagrams only went without their local address.
+        if self.counters.source_lost == sources_lost {
+            self.counters.gso_fallbacks += 1;
+            self.segmenting.give_up(error, train.envelope.to.remote);
+        }
     }
 
     fn endpoint(&self, message: usize) -> Option<Endpoint> {
@@ -727,6 +736,8 @@ mod tests {
         assert_eq!(udp.poll_lost_source(), Some(to));
         assert_eq!(udp.poll_lost_source(), None);
         assert_eq!((udp.counters().sent, udp.counters().source_lost), (3, 1));
+        // Trains are not at fault.
+        assert!(udp.segmenting.refused.is_empty() && udp.counters().gso_fallbacks == 0);
     }
 
     #[test]
@@ -809,6 +820,45 @@ mod tests {
         s.give_up(libc::EIO, near);
         let towards = GivenUp::SegmentationTowards { remote: far, errno: libc::EINVAL };
         assert_eq!(s.untold, [towards, GivenUp::Segmentation { errno: libc::EIO }], "each is told once");
+    }
+
+    #[test]
+    fn many_narrow_paths_do_not_end_trains_for_the_others() {
+        let mut s = Segmenting { most: 64, refused: Vec::new(), untold: Vec::new() };
+        let path = |n: u16| SocketAddr::from(([192, 0, 2, 1], n));
+        (1..=200).for_each(|n| s.give_up(libc::EMSGSIZE, path(n)));
+        let bytes = [0; 3000];
+        assert_eq!(s.per_send(&train(path(200), 1000, &bytes)), 1);
+        assert_eq!(s.per_send(&train(path(1), 1000, &bytes)), 64, "the oldest is tried again");
+        assert_eq!((s.most, s.refused.len()), (64, MAX_UNCUT));
+    }
+
+    /// The path is at fault, and not the local address, which is kept.
+    #[test]
+    //@test C-OUT-7
+    fn a_train_over_a_narrow_path_is_sent_singly_from_the_same_address() {
+        in_namespace(|| {
+            run("ip link set lo mtu 1300 up");
+            let (mut udp, port) = opened();
+            if udp.caps().gso_segments == 1 {
+                return skip("this kernel cuts no trains");
+            }
+            let (socket, addr) = peer("127.0.0.1:0");
+            let second = LocalAddr { ip: "127.0.0.2".parse().unwrap(), ifindex: 0 };
+            let to = Endpoint { local: Some(second), ..Endpoint::new(addr) };
+            let bytes: Vec<u8> = (0..3 * 1400_u32).map(|i| (i / 1400) as u8).collect();
+            for round in 1..=2 {
+                let train = Train { envelope: Envelope::new(to), stride: 1400, bytes: &bytes };
+                udp.send(&[train], &mut Unsent::new()).unwrap();
+                for n in 0..3 {
+                    let (heard, from) = heard(&socket);
+                    assert_eq!((heard, from), (vec![n; 1400], (second.ip, port).into()), "round {round}");
+                }
+            }
+            assert_eq!(udp.poll_lost_source(), None);
+            let counters = udp.counters();
+            assert_eq!((counters.gso_fallbacks, counters.source_lost, counters.sent), (1, 0, 6));
+        });
     }
 
     #[test]
