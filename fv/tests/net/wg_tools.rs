@@ -41,15 +41,25 @@ impl Twins {
     #[track_caller]
     fn same(&self, commands: &[&str]) {
         for command in commands {
-            let said = [&self.ours, &self.theirs].map(|node| {
-                let output = node.try_wg(command);
-                let text = format!(
-                    "{}{}",
-                    String::from_utf8_lossy(&output.stdout),
-                    String::from_utf8_lossy(&output.stderr)
-                );
-                (output.status.code(), tidy(&text.replace(&node.name, "NAME")))
-            });
+            let ask = || {
+                [&self.ours, &self.theirs].map(|node| {
+                    let output = node.try_wg(command);
+                    let text = format!(
+                        "{}{}",
+                        String::from_utf8_lossy(&output.stdout),
+                        String::from_utf8_lossy(&output.stderr)
+                    );
+                    (output.status.code(), tidy(&text.replace(&node.name, "NAME")))
+                })
+            };
+            let mut said = ask();
+            // Each calls its peers when it comes to it, and again every five seconds or so: that counts as sent.
+            if command.starts_with("show") {
+                within(Duration::from_secs(12), || {
+                    said = ask();
+                    said[0] == said[1]
+                });
+            }
             assert_eq!(said[0], said[1], "`wg {command}`: left fv, right wireguard-go");
         }
     }
